@@ -1,0 +1,374 @@
+# Copyright 2026 The trl-agentpo Team. Licensed under the Apache License, Version 2.0.
+"""
+The environment contract: text in, text out, over gymnasium's API.
+
+Invariant: whatever leaves this module is a `gymnasium.Env` whose `reset` takes `seed` and `options`, that names its task
+in `instructions`, and whose observations come out as an [`Observation`] with a hashable anchor. The same seed and
+options give the same initial state: that is what makes the episodes of one task a *group*.
+"""
+
+import difflib
+import inspect
+import math
+import string
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+
+
+BUILTIN_ENVIRONMENTS = "trl_agentpo.envs"
+NAMESPACE = "trl_agentpo"
+
+EnvironmentSource = str | type[gymnasium.Env] | Callable[..., gymnasium.Env]
+
+
+class EnvironmentContractError(TypeError):
+    """An environment does not fit the contract; the message says what is missing and how to add it."""
+
+
+class NonDeterministicResetError(RuntimeError):
+    """The same seed and options gave two different initial states, so its episodes cannot form a group."""
+
+
+class TextSpace(gymnasium.spaces.Text):
+    """
+    The space of all strings, optionally with a vocabulary of actions.
+
+    `gymnasium.spaces.Text` admits alphanumeric characters only; a language model may say anything, so membership here is
+    being a string. Sampling gives an action of the vocabulary, or a short random word when there is none.
+
+    Args:
+        actions (`Sequence[str]`, *optional*, defaults to `()`):
+            The complete action vocabulary. Empty: the environment accepts free text.
+    """
+
+    def __init__(self, actions: Sequence[str] = ()):
+        super().__init__(max_length=16, charset=string.ascii_letters)
+        self.actions = tuple(actions)
+
+    def contains(self, x: Any) -> bool:
+        return isinstance(x, str)
+
+    def sample(self, mask: Any = None, probability: Any = None) -> str:
+        if self.actions:
+            return self.actions[int(self.np_random.integers(len(self.actions)))]
+        return super().sample(mask=mask, probability=probability)
+
+    def __repr__(self) -> str:
+        return f"TextSpace({list(self.actions)!r})" if self.actions else "TextSpace()"
+
+    def __eq__(self, other: Any) -> bool:
+        return isinstance(other, TextSpace) and self.actions == other.actions
+
+
+class TextEnvironment(gymnasium.Env[str, str]):
+    """
+    Base class of environments that speak text.
+
+    A subclass sets `instructions` (the task and the action vocabulary, shown to the model once), may set
+    `action_space = TextSpace([...])` if its actions can be listed, and implements gymnasium's `reset` and `step`. `info`
+    may carry, all optional:
+
+    | key | type | meaning | default |
+    | --- | --- | --- | --- |
+    | `anchor` | hashable | the environment state the agent is in, for step-level groups | the observation |
+    | `success` | `bool` | the episode is solved | `False` |
+    | `admissible_actions` | `list[str]` | what may be done now, shown to the model | none |
+    | `action_valid` | `bool` | the environment understood the action | `True` |
+    | `action_effective` | `bool` | the action changed the state | `True` |
+
+    Example:
+
+    ```python
+    >>> class Countdown(TextEnvironment):
+    ...     instructions = "Say `down` until the counter shows 0."
+    ...     action_space = TextSpace(["down"])
+    ...
+    ...     def reset(self, *, seed=None, options=None):
+    ...         super().reset(seed=seed)
+    ...         self.counter = int(self.np_random.integers(1, 4))
+    ...         return f"counter: {self.counter}", {}
+    ...
+    ...     def step(self, action):
+    ...         self.counter -= action == "down"
+    ...         solved = self.counter == 0
+    ...         return f"counter: {self.counter}", float(solved), solved, False, {"success": solved}
+    ```
+    """
+
+    instructions: str = ""
+    observation_space: gymnasium.Space[str] = TextSpace()
+    action_space: gymnasium.Space[str] = TextSpace()
+
+
+@dataclass(frozen=True)
+class Observation:
+    """
+    What an environment shows at one moment.
+
+    Args:
+        text (`str`):
+            The observation, as the model sees it.
+        anchor (`Hashable`):
+            The environment state, equal for two turns exactly if they met the same state.
+        admissible_actions (`tuple[str, ...]`, *optional*, defaults to `()`):
+            What may be done now; empty if the environment does not say.
+    """
+
+    text: str
+    anchor: Hashable
+    admissible_actions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """
+    What one action led to.
+
+    Args:
+        observation ([`Observation`]):
+            The state after the action.
+        reward (`float`):
+            The environment's reward for the action.
+        terminated (`bool`):
+            The episode has reached an end of its own.
+        truncated (`bool`):
+            The environment cut the episode (a time limit).
+        success (`bool`):
+            The episode is solved.
+        action_valid (`bool`):
+            The environment understood the action.
+        action_effective (`bool`):
+            The action changed the state.
+    """
+
+    observation: Observation
+    reward: float
+    terminated: bool
+    truncated: bool
+    success: bool
+    action_valid: bool
+    action_effective: bool
+
+
+def make(environment: EnvironmentSource, **kwargs: Any) -> gymnasium.Env:
+    """
+    Build one environment and check that it fits the contract.
+
+    Args:
+        environment (`str`, environment class or callable):
+            A gymnasium id (`"trl_agentpo/FrozenLake-v0"`, or `"module:namespace/Id-v0"` to import a module first), a
+            `gymnasium.Env` class, or a callable that returns an environment.
+        **kwargs:
+            Handed to the environment's constructor.
+
+    Returns:
+        `gymnasium.Env`: the environment.
+
+    Raises:
+        ValueError: the id is not registered; the message lists near matches.
+        EnvironmentContractError: the environment lacks something the contract asks for.
+    """
+    if isinstance(environment, str):
+        built = _make_registered(environment, kwargs)
+    elif callable(environment):
+        built = environment(**kwargs)
+    else:
+        raise EnvironmentContractError(
+            f"`environment_factory` must be a gymnasium id, a `gymnasium.Env` class or a callable that returns one, got "
+            f"{type(environment).__name__}: {environment!r}. To share one environment object, pass "
+            "`lambda: my_environment_class()` instead: every episode of a batch needs its own copy."
+        )
+    check_contract(built)
+    return built
+
+
+def _make_registered(environment_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
+    needs_builtin = environment_id.startswith(f"{NAMESPACE}/") or "/" not in environment_id
+    spelled = f"{BUILTIN_ENVIRONMENTS}:{environment_id}" if needs_builtin else environment_id
+    try:
+        return gymnasium.make(spelled, disable_env_checker=True, **kwargs)
+    except (gymnasium.error.UnregisteredEnv, ModuleNotFoundError) as error:
+        if isinstance(error, ModuleNotFoundError) and ":" not in environment_id:
+            raise
+        raise ValueError(_unknown_id_message(environment_id)) from error
+
+
+def _unknown_id_message(environment_id: str) -> str:
+    registered = list(gymnasium.registry)
+    ours = [name for name in registered if name.startswith(f"{NAMESPACE}/")]
+    by_name = {name.rpartition("/")[2].lower(): name for name in registered}
+    near = difflib.get_close_matches(environment_id.rpartition("/")[2].lower(), by_name, n=3, cutoff=0.5)
+    matches = sorted({by_name[name] for name in near}, key=lambda name: name not in ours)
+    meant = f" Did you mean {', '.join(map(repr, matches))}?" if matches else ""
+    return (
+        f"Unknown environment id {environment_id!r}.{meant} Environments of this package: {', '.join(sorted(ours))}. "
+        'For an environment of your own, pass its class, or register it and write `"your_module:YourId-v0"`.'
+    )
+
+
+def check_contract(environment: gymnasium.Env) -> None:
+    """
+    Check that an environment fits the contract, without playing it.
+
+    Args:
+        environment (`gymnasium.Env`):
+            The environment to look at.
+
+    Raises:
+        EnvironmentContractError: it does not; the message names everything that is missing.
+    """
+    name = type(environment).__name__
+    if not isinstance(environment, gymnasium.Env):
+        raise EnvironmentContractError(
+            f"{name} is not a `gymnasium.Env`. Subclass `trl_agentpo.TextEnvironment` and implement "
+            "`reset(self, *, seed=None, options=None) -> (text, info)` and "
+            "`step(self, action) -> (text, reward, terminated, truncated, info)`."
+        )
+    inner = environment.unwrapped
+    missing = []
+    if type(inner).reset is gymnasium.Env.reset:
+        missing.append("a method `reset(self, *, seed=None, options=None)` returning `(text, info)`")
+    else:
+        missing += [
+            f"the keyword `{keyword}` in `reset` (without it a task cannot be played again, and there are no groups)"
+            for keyword in ("seed", "options")
+            if not _accepts(inner.reset, keyword)
+        ]
+    if type(inner).step is gymnasium.Env.step:
+        missing.append("a method `step(self, action)` returning `(text, reward, terminated, truncated, info)`")
+    instructions = inspect.getattr_static(inner, "instructions", None)
+    if not (isinstance(instructions, str) and instructions.strip()) and not isinstance(instructions, property):
+        missing.append("an attribute `instructions`: the task and its actions in words, shown to the model")
+    if missing:
+        raise EnvironmentContractError(f"{type(inner).__name__} lacks: {'; '.join(missing)}.")
+
+
+def _accepts(function: Callable[..., Any], keyword: str) -> bool:
+    parameters = inspect.signature(function).parameters.values()
+    return any(p.name == keyword or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+
+
+def instructions_of(environment: gymnasium.Env) -> str:
+    """The task and its action vocabulary, in the environment's own words."""
+    return environment.get_wrapper_attr("instructions")
+
+
+def vocabulary_of(environment: gymnasium.Env) -> tuple[str, ...]:
+    """The environment's complete list of actions, or `()` if it takes free text."""
+    space = environment.action_space
+    return space.actions if isinstance(space, TextSpace) else ()
+
+
+def reset(environment: gymnasium.Env, seed: int | None, options: dict[str, Any] | None = None) -> Observation:
+    """
+    Start the episode that `seed` and `options` determine.
+
+    Args:
+        environment (`gymnasium.Env`):
+            An environment that passed [`check_contract`].
+        seed (`int` or `None`):
+            The task seed.
+        options (`dict`, *optional*):
+            Further task parameters.
+
+    Returns:
+        [`Observation`]: the initial state.
+
+    Raises:
+        EnvironmentContractError: observation or info are of the wrong type, or the anchor is not hashable.
+    """
+    text, info = environment.reset(seed=seed, options=options)
+    return observe(text, info, type(environment.unwrapped).__name__)
+
+
+def step(environment: gymnasium.Env, action: str) -> StepResult:
+    """
+    Do one action.
+
+    Args:
+        environment (`gymnasium.Env`):
+            An environment in the middle of an episode.
+        action (`str`):
+            The action.
+
+    Returns:
+        [`StepResult`]: the new state and what it was worth.
+
+    Raises:
+        EnvironmentContractError: observation or info are of the wrong type, the anchor is not hashable, or the reward
+            is not a finite number.
+    """
+    name = type(environment.unwrapped).__name__
+    text, reward, terminated, truncated, info = environment.step(action)
+    if not math.isfinite(reward):
+        raise EnvironmentContractError(
+            f"{name}.step({action!r}) gave the reward {reward}: a return cannot be formed from it. Return a finite number."
+        )
+    return StepResult(
+        observation=observe(text, info, name),
+        reward=float(reward),
+        terminated=bool(terminated),
+        truncated=bool(truncated),
+        success=bool(info.get("success", False)),
+        action_valid=bool(info.get("action_valid", True)),
+        action_effective=bool(info.get("action_effective", True)),
+    )
+
+
+def observe(text: Any, info: Any, name: str) -> Observation:
+    """
+    Read an observation and the optional keys of `info`.
+
+    Args:
+        text (`str`):
+            The observation.
+        info (`Mapping[str, Any]`):
+            The environment's info.
+        name (`str`):
+            The environment's name, for errors.
+
+    Returns:
+        [`Observation`]: the state, with its anchor (the observation itself where the environment gives none).
+
+    Raises:
+        EnvironmentContractError: `text` is not a string, `info` not a mapping, or the anchor not hashable.
+    """
+    if not isinstance(text, str):
+        raise EnvironmentContractError(f"{name} gave an observation of type {type(text).__name__}, expected `str`.")
+    if not isinstance(info, Mapping):
+        raise EnvironmentContractError(f"{name} gave an info of type {type(info).__name__}, expected `dict`.")
+    anchor = info.get("anchor", text)
+    try:
+        hash(anchor)
+    except TypeError as error:
+        raise EnvironmentContractError(
+            f"{name} gave an anchor that cannot be hashed ({type(anchor).__name__}: {anchor!r:.80}), so turns cannot be "
+            'grouped by it. Make it a string, a number or a tuple, for example `info["anchor"] = tuple(...)`.'
+        ) from error
+    return Observation(text, anchor, tuple(info.get("admissible_actions", ())))
+
+
+def check_same_start(name: str, seed: int | None, first: Observation, other: Observation) -> None:
+    """
+    Check that two resets of one task gave the same state.
+
+    Args:
+        name (`str`):
+            The environment's name, for the error.
+        seed (`int` or `None`):
+            The task seed, for the error.
+        first, other ([`Observation`]):
+            The two initial states.
+
+    Raises:
+        NonDeterministicResetError: they differ; the message names the environment, the seed and the difference.
+    """
+    if (first.text, first.anchor) != (other.text, other.anchor):
+        raise NonDeterministicResetError(
+            f"{name}.reset(seed={seed}) gave two different initial states:\n--- first\n{first.text}\n--- second\n"
+            f"{other.text}\nEpisodes of one group must start from the same state. Draw everything random from "
+            "`self.np_random` after `super().reset(seed=seed)`."
+        )

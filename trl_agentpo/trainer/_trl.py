@@ -1,0 +1,371 @@
+# Copyright 2026 The trl-agentpo Team. Licensed under the Apache License, Version 2.0.
+"""
+The seam with TRL: every private name of `GRPOTrainer` that this package touches is in this file.
+
+Invariant: TRL's bodies are called, never copied. [`EnvironmentSeam`] replaces single-turn generation by a rollout that
+returns `M` training rows for `N` episodes, lets TRL pad the rows, score old and reference log-probabilities and average
+its metrics, and then puts one advantage on each token. Subclasses see the hooks [`EnvironmentSeam.collect`] and
+[`EnvironmentSeam.sample`] and no TRL internals. `CONTRACT` says what is relied on; a test names what a new TRL changed.
+"""
+
+import contextlib
+import inspect
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.utils.data import Sampler
+from transformers.trainer_callback import TrainerState
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from trl import GRPOTrainer
+from trl.trainer.utils import RepeatSampler
+
+from ..context import Message
+from ..rows import Rows, TokenRow, split_rows, token_advantages, trained_tokens
+
+
+CONTRACT: dict[str, tuple[str, ...]] = {
+    "_generate": ("self", "prompts"),
+    "_generate_single_turn": (
+        "self",
+        "prompt_ids",
+        "images",
+        "multimodal_fields",
+        "num_generations",
+        "has_tool_images",
+    ),
+    "_generate_and_score_completions": ("self", "inputs"),
+    "_calculate_rewards": ("self", "inputs", "prompts", "completions", "completion_ids_list"),
+    "_prepare_inputs": ("self", "generation_batch"),
+    "_compute_loss": ("self", "model", "inputs"),
+    "_get_train_sampler": ("self", "dataset"),
+    "_save_checkpoint": ("self", "model", "trial"),
+    "_load_optimizer_and_scheduler": ("self", "checkpoint"),
+    "training_step": ("self", "model", "inputs", "num_items_in_batch"),
+    "prediction_step": ("self", "model", "inputs", "prediction_loss_only", "ignore_keys"),
+    "log": ("self", "logs", "start_time"),
+}
+
+# Losses that are sums over tokens divided by a number known before the rows are cut into chunks.
+ADDITIVE_LOSSES = ("dapo", "cispo", "vespo")
+
+
+def changed_signatures() -> list[str]:
+    """What of `CONTRACT` the installed TRL does not keep, one sentence each; empty if all of it holds."""
+    changes = []
+    for name, expected in CONTRACT.items():
+        function = inspect.getattr_static(GRPOTrainer, name, None)
+        if function is None:
+            changes.append(f"`GRPOTrainer.{name}` is gone.")
+        elif (found := tuple(inspect.signature(function).parameters)) != expected:
+            changes.append(f"`GRPOTrainer.{name}` takes {found}, expected {expected}.")
+    return changes
+
+
+@dataclass
+class Collected:
+    """
+    What a rollout hands to TRL.
+
+    Args:
+        prompts (`list[list[dict]]` of length `N`):
+            The opening message of each local episode, for logs and reward models.
+        completions (`list[list[dict]]` of length `N`):
+            The rest of each local episode's transcript.
+        rows (`list[TokenRow]` of length `M`):
+            The local training rows, equally many on every process.
+        turn_advantages (`NDArray[np.float64]` of shape `(num_local_turns,)`):
+            The advantage of each local turn, as the rows number them.
+        rewards (`torch.Tensor` of shape `(N_global, num_reward_functions)`):
+            The rewards of all episodes; NaN for episodes that take part in nothing.
+        episode_advantages (`list[float]` of length `N_global`):
+            The mean advantage over an episode's turns, for the completions table.
+    """
+
+    prompts: list[list[Message]]
+    completions: list[list[Message]]
+    rows: list[TokenRow]
+    turn_advantages: NDArray[np.float64]
+    rewards: torch.Tensor
+    episode_advantages: list[float]
+
+
+class EpochSampler(RepeatSampler):
+    """
+    TRL's sampler with an order that depends on the seed and the epoch only, not on how many epochs this process ran.
+
+    Without it a run resumed in its second epoch would see the tasks in the order of the first.
+    """
+
+    def set_epoch(self, epoch: int) -> None:
+        """Shuffle for this epoch; called by accelerate at the start of each."""
+        if self.shuffle and self.seed is not None:
+            self.generator.manual_seed(self.seed + epoch)
+
+
+class EnvironmentSeam(GRPOTrainer):
+    """`GRPOTrainer` with generation replaced by [`collect`] and a training step that cuts its rows into chunks."""
+
+    _collected: Collected
+    _training_seconds: float = 0.0
+    entropy_coef: float
+    router_aux_loss_coef: float
+
+    def collect(self, inputs: list[dict[str, Any]]) -> Collected:
+        """Play the tasks of `inputs` and return rows and credit. Implemented by the trainers."""
+        raise NotImplementedError
+
+    def sample(self, prompts: list[list[int]]) -> tuple[list[list[int]], list[list[float]] | None]:
+        """
+        Sample one completion for each prompt with TRL's backend: `generate`, continuous batching or vLLM.
+
+        Args:
+            prompts (`list[list[int]]`):
+                Token ids.
+
+        Returns:
+            `tuple[list[list[int]], list[list[float]] | None]`: the completions' ids, up to and with the end-of-turn
+            token, and their log-probabilities where the backend gives them.
+        """
+        was_training = self.model.training
+        # One generation each: vLLM's server mode would otherwise take every num_generations-th prompt only.
+        sampled = self._generate_single_turn(prompts, None, {}, num_generations=1)
+        # Continuous batching leaves the model in training mode, which TRL reads as "this is not an evaluation".
+        self.model.train(was_training)
+        return sampled
+
+    @property
+    def mode(self) -> str:
+        """`"train"` or `"eval"`."""
+        return "train" if self.model.training else "eval"
+
+    def log_values(self, name: str, values: Sequence[float]) -> None:
+        """
+        Add values to a metric; the mean over all values since the last log is reported.
+
+        Args:
+            name (`str`):
+                The metric's name, without the `eval_` prefix.
+            values (`Sequence[float]`):
+                Its values, the same on every process.
+        """
+        self._metrics[self.mode][name].extend(values)
+
+    def count_tokens(self, num_tokens: int) -> None:
+        """Add to the tokens seen in training and report them as TRL does."""
+        if self.mode == "train":
+            self.state.num_input_tokens_seen += num_tokens
+        self._metrics[self.mode]["num_tokens"] = [self.state.num_input_tokens_seen]
+
+    def reward_episodes(
+        self, inputs: list[dict[str, Any]], prompts: list[Any], completions: list[Any], completion_ids: list[Any]
+    ) -> torch.Tensor:
+        """Call the reward functions as TRL does; `(N_global, num_reward_functions)`."""
+        return super()._calculate_rewards(inputs, prompts, completions, completion_ids)
+
+    # Generation
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        self._task_rows = inputs
+        output = super()._generate_and_score_completions([{**row, "prompt": []} for row in inputs])
+        collected = self._collected
+        output["advantages"] = token_advantages(
+            collected.rows, collected.turn_advantages, output["completion_ids"].size(1)
+        ).to(output["completion_ids"].device)
+        self._replace_logged_advantages(collected.episode_advantages)
+        return output
+
+    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
+        collected = self._collected = self.collect(self._task_rows)
+        # TRL logs the list it passed here; the placeholders in it become the episodes' opening messages.
+        prompts[:] = collected.prompts
+        rows = collected.rows
+        logprobs = None if rows[0].logprobs is None else [row.logprobs for row in rows]
+        return (
+            [row.prompt_ids for row in rows],
+            [row.completion_ids for row in rows],
+            [row.mask for row in rows],
+            collected.completions,
+            logprobs,
+            {},
+            None,
+            [],
+        )
+
+    def _calculate_rewards(
+        self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
+    ) -> torch.Tensor:
+        return self._collected.rewards
+
+    def _replace_logged_advantages(self, advantages: list[float]) -> None:
+        logged = self._logs["advantages"]
+        for _ in range(min(len(advantages), len(logged))):
+            logged.pop()
+        logged.extend(advantages)
+
+    # Training in chunks
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        return generation_batch if isinstance(generation_batch, Rows) else super()._prepare_inputs(generation_batch)
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        model.train()
+        start = time.perf_counter()
+        batch = self._prepare_inputs(inputs)
+        prepared = time.perf_counter()
+        chunks = split_rows(batch, self.args.per_device_train_batch_size)
+        total = trained_tokens(batch)
+        loss = torch.zeros((), device=self.accelerator.device)
+        for chunk in chunks[:-1]:
+            with self._accumulating(model), self._share_of_means(chunk, total, len(chunks)):
+                loss += super(GRPOTrainer, self).training_step(model, chunk, num_items_in_batch)
+        self._current_train_step_time += time.perf_counter() - start
+        # TRL's own step comes last and once: it counts steps and times them.
+        with self._share_of_means(chunks[-1], total, len(chunks)):
+            loss += super().training_step(model, chunks[-1], num_items_in_batch)
+        self._log_training_seconds(time.perf_counter() - prepared)
+        return loss
+
+    def _log_training_seconds(self, seconds: float) -> None:
+        """Report the time of forward and backward passes once per optimizer step."""
+        self._training_seconds += seconds
+        if self._step % self.current_gradient_accumulation_steps == 0:
+            self.log_values("time/training", [self._training_seconds])
+            self._training_seconds = 0.0
+
+    @contextlib.contextmanager
+    def _accumulating(self, model: nn.Module) -> Iterator[None]:
+        """Keep gradients local, and DeepSpeed from stepping, until the last chunk."""
+        state = self.accelerator.gradient_state
+        syncs = state.sync_gradients
+        state._set_sync_gradients(False)
+        try:
+            with self.accelerator.no_sync(model):
+                yield
+        finally:
+            state._set_sync_gradients(syncs)
+
+    @contextlib.contextmanager
+    def _share_of_means(self, chunk: Mapping[str, Any], total_tokens: float, num_chunks: int) -> Iterator[None]:
+        """Weigh the terms that TRL averages over what it is given, so that the chunks' terms add up to the batch's."""
+        entropy_coef, router_coef = self.entropy_coef, self.router_aux_loss_coef
+        self.entropy_coef = entropy_coef * trained_tokens(chunk) / max(total_tokens, 1.0)
+        self.router_aux_loss_coef = router_coef / num_chunks
+        try:
+            yield
+        finally:
+            self.entropy_coef, self.router_aux_loss_coef = entropy_coef, router_coef
+
+    def prediction_step(
+        self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[torch.Tensor, None, None]:
+        batch = self._prepare_inputs(inputs)
+        chunks = split_rows(batch, self.args.per_device_eval_batch_size)
+        losses = [super(EnvironmentSeam, self).prediction_step(model, c, prediction_loss_only)[0] for c in chunks]
+        return torch.stack(losses).sum(), None, None
+
+    # Checkpoints that resume exactly
+
+    def _get_train_sampler(self, dataset: Any = None) -> Sampler:
+        sampler = super()._get_train_sampler(dataset)
+        return EpochSampler(
+            data_source=sampler.data_source,
+            mini_repeat_count=sampler.mini_repeat_count,
+            batch_size=sampler.batch_size,
+            repeat_count=sampler.repeat_count,
+            shuffle=sampler.shuffle,
+            seed=sampler.seed,
+        )
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
+        """
+        Train, as [`~transformers.Trainer.train`] does.
+
+        Args:
+            resume_from_checkpoint (`str` or `bool`, *optional*):
+                A checkpoint's folder, or `True` for the last checkpoint in `output_dir` that was written to its end: one
+                that a kill or a full disk left half-written is passed over.
+            **kwargs:
+                Further arguments of [`~transformers.Trainer.train`].
+
+        Returns:
+            [`~transformers.trainer_utils.TrainOutput`]: loss and metrics.
+        """
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = last_complete_checkpoint(self.args.output_dir, self.accelerator.num_processes)
+        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        # Written before everything else: the trainer state comes last and marks the checkpoint as complete.
+        if not self.args.save_only_model:
+            folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+            folder.mkdir(parents=True, exist_ok=True)
+            torch.save(self._loop_state(), folder / _loop_state_name(self.accelerator.process_index))
+        super()._save_checkpoint(model, trial)
+
+    def _loop_state(self) -> dict[str, Any]:
+        """What the loop remembers between steps: rollouts that are used in later steps, and metrics not yet logged."""
+        return {
+            "step": self._step,
+            "buffered_inputs": self._buffered_inputs,
+            "metrics": dict(self._metrics["train"]),
+            "train_step_time": self._current_train_step_time,
+        }
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        path = None if checkpoint is None else Path(checkpoint) / _loop_state_name(self.accelerator.process_index)
+        if path is None or not path.exists():
+            return
+        state = torch.load(path, map_location=self.accelerator.device, weights_only=True)
+        self._step = state["step"]
+        self._buffered_inputs = state["buffered_inputs"]
+        self._metrics["train"].update(state["metrics"])
+        self._current_train_step_time = state["train_step_time"]
+
+
+def _loop_state_name(process_index: int) -> str:
+    return f"agent_state_{process_index}.pt"
+
+
+def last_complete_checkpoint(output_dir: str, num_processes: int) -> str:
+    """
+    The latest checkpoint that was written to its end.
+
+    Args:
+        output_dir (`str`):
+            The run's folder.
+        num_processes (`int`):
+            How many processes write into a checkpoint.
+
+    Returns:
+        `str`: the checkpoint's folder.
+
+    Raises:
+        ValueError: there is none.
+    """
+    folders = Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*")
+    complete = [f for f in folders if f.name.rpartition("-")[2].isdigit() and _is_complete(f, num_processes)]
+    if not complete:
+        raise ValueError(
+            f"There is no complete checkpoint in {output_dir!r} to resume from. Start without `resume_from_checkpoint`, and "
+            "set `save_steps` so that a checkpoint is written before the run can be interrupted."
+        )
+    return str(max(complete, key=lambda folder: int(folder.name.rpartition("-")[2])))
+
+
+def _is_complete(folder: Path, num_processes: int) -> bool:
+    if not all((folder / _loop_state_name(index)).exists() for index in range(num_processes)):
+        return False
+    try:
+        TrainerState.load_from_json(str(folder / "trainer_state.json"))
+    except (OSError, json.JSONDecodeError, TypeError):
+        return False
+    return True

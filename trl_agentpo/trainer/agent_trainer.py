@@ -1,0 +1,459 @@
+# Copyright 2026 The trl-agentpo Team. Licensed under the Apache License, Version 2.0.
+"""
+GRPO over environments: the rollout, the rewards, the credit and the rows of one generation batch, in that order.
+
+Invariant: credit is computed on the turns of all processes, so that a group may straddle them, and every process then
+takes its own turns. Rows that only pad are added after credit is given and enter no statistic.
+"""
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from accelerate.utils import gather_object
+from datasets import Dataset, IterableDataset
+from numpy.typing import NDArray
+from peft import PeftConfig, PeftModel
+from transformers import (
+    BitsAndBytesConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    ProcessorMixin,
+    TrainerCallback,
+)
+from trl.trainer.utils import get_config_model_id
+
+from .. import environment as contract
+from ..actions import ActionFormat, ActionParser
+from ..advantages import episode_advantages
+from ..context import ChatTokens, ContextPolicy, FullHistory, MessageContext, MessageFunction, TaskPrompt, Window
+from ..environment import EnvironmentSource
+from ..episode import Episode
+from ..pool import EnvironmentPool
+from ..rollout import Limits, Rollout
+from ..rows import TokenRow, merge_turns, padded_count, padding_row
+from ..tasks import draw_task_seeds, task_of
+from ..turns import TurnArrays, concatenate, flatten, normalization_weights
+from ._trl import Collected, EnvironmentSeam
+from .agent_config import AgentGRPOConfig
+
+
+RewardFunction: TypeAlias = str | PreTrainedModel | Callable[..., list[float | None]]
+
+
+def environment_return(episodes: list[Episode], **kwargs: Any) -> list[float]:
+    """The reward function of the environment itself: each episode's undiscounted return."""
+    return [episode.total_reward for episode in episodes]
+
+
+class AgentGRPOTrainer(EnvironmentSeam):
+    """
+    Trainer for Group Relative Policy Optimization over multi-turn environments.
+
+    The only change with respect to [`~trl.GRPOTrainer`] is where completions come from and how credit is placed: an
+    environment loop plays `num_generations` episodes of each task, and every token of an episode gets the advantage of its
+    episode's return within the group. It is the baseline of [`GiGPOTrainer`].
+
+    Example:
+
+    ```python
+    >>> from peft import LoraConfig
+    >>> from trl_agentpo import AgentGRPOConfig, AgentGRPOTrainer
+
+    >>> trainer = AgentGRPOTrainer(
+    ...     model="Qwen/Qwen2.5-0.5B-Instruct",
+    ...     environment_factory="trl_agentpo/FrozenLake-v0",
+    ...     args=AgentGRPOConfig(output_dir="frozenlake-grpo", max_steps=200),
+    ...     peft_config=LoraConfig(r=16, lora_alpha=32),
+    ... )
+    >>> trainer.train()
+    ```
+
+    Args:
+        model (`str` or [`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
+            Model to be trained; see [`~trl.GRPOTrainer`].
+        environment_factory (`str`, `gymnasium.Env` class or callable):
+            A gymnasium id, an environment class, or a callable that returns an environment. `args.environment_kwargs` are
+            handed to it.
+        reward_funcs (`RewardFunction` or `list[RewardFunction]`, *optional*):
+            Extra rewards, added to the environment's at the end of an episode. As in [`~trl.GRPOTrainer`]; custom
+            functions also receive `episodes`, a list of [`Episode`]. `args.reward_weights` has a weight for each of them;
+            the environment's own reward has weight 1.
+        args ([`AgentGRPOConfig`], *optional*):
+            Configuration. If `None`, a default configuration is used.
+        train_dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`], *optional*):
+            The tasks, one row each: column `seed`, a column `options` (dict) and any further columns reach
+            `reset(seed=…, options=…)`. Rows of a `Dataset` without `seed` get one. If `None`, seeds are drawn.
+        eval_dataset ([`~datasets.Dataset`], [`~datasets.IterableDataset`] or `dict`, *optional*):
+            The tasks to evaluate on, in the same form.
+        processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*):
+            The tokenizer, with a chat template. If `None`, loaded from the model's name.
+        reward_processing_classes, callbacks, optimizers, quantization_config, peft_config (*optional*):
+            As in [`~trl.GRPOTrainer`].
+        context ([`ContextPolicy`] or callable, *optional*):
+            What the model sees, instead of what `args.context` says: a policy, or a function from the task, the turns so
+            far and the current observation to chat messages.
+        action_parser (callable, *optional*):
+            From the text of a reply to a [`ParsedResponse`], instead of what `args.action_format` says. The environment's
+            `instructions` then have to say in which form to answer.
+
+    Raises:
+        ValueError: an option or a task is wrong; the message says which and what to do.
+        EnvironmentContractError: the environment does not fit the contract.
+        NonDeterministicResetError: the same seed gives different initial states.
+    """
+
+    _tag_names = ["trl", "trl-agentpo", "agent-grpo"]
+    _name = "GRPO over environments"
+    _paper = {
+        "title": "DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models",
+        "id": "2402.03300",
+        "citation": (
+            "@article{shao2024deepseekmath,\n"
+            "    title        = {{DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models}},\n"
+            "    author       = {Zhihong Shao and Peiyi Wang and Qihao Zhu and others},\n"
+            "    year         = 2024,\n"
+            "    eprint       = {arXiv:2402.03300},\n"
+            "}"
+        ),
+    }
+    _config_class = AgentGRPOConfig
+
+    args: AgentGRPOConfig
+
+    def __init__(
+        self,
+        model: str | PreTrainedModel | PeftModel,
+        environment_factory: EnvironmentSource,
+        reward_funcs: RewardFunction | list[RewardFunction] | None = None,
+        args: AgentGRPOConfig | None = None,
+        train_dataset: Dataset | IterableDataset | None = None,
+        eval_dataset: Dataset | IterableDataset | dict[str, Dataset | IterableDataset] | None = None,
+        processing_class: PreTrainedTokenizerBase | ProcessorMixin | None = None,
+        reward_processing_classes: PreTrainedTokenizerBase | list[PreTrainedTokenizerBase] | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
+        quantization_config: BitsAndBytesConfig | None = None,
+        peft_config: PeftConfig | None = None,
+        context: ContextPolicy | MessageFunction | None = None,
+        action_parser: ActionParser | None = None,
+    ):
+        if args is None:
+            args = self._default_config(model)
+        if not isinstance(args, self._config_class):
+            raise TypeError(
+                f"`args` must be a `{self._config_class.__name__}`, got `{type(args).__name__}`: the options of the "
+                "environment loop live there."
+            )
+        self.pool = EnvironmentPool(functools.partial(contract.make, environment_factory, **args.environment_keywords))
+        train_dataset = _train_tasks(args, train_dataset)
+        eval_dataset = _eval_tasks(args, eval_dataset)
+        self._check_environment(train_dataset)
+        functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs] if reward_funcs else []
+
+        super().__init__(
+            model=model,
+            reward_funcs=[*functions, environment_return],
+            args=_with_environment_weight(args, len(functions)),
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            reward_processing_classes=_for_each(reward_processing_classes, len(functions)),
+            callbacks=callbacks,
+            optimizers=optimizers,
+            quantization_config=quantization_config,
+            peft_config=peft_config,
+        )
+        # TRL would mask whole rows by their last token; rows hold several turns here, see `merge_turns`.
+        self.mask_truncated_completions = False
+        parse = action_parser or ActionFormat(args.action_format, args.require_thinking, args.max_actions_per_turn)
+        self.rollout = self._build_rollout(_context_policy(args, context), parse)
+
+    @classmethod
+    def _default_config(cls, model: str | PreTrainedModel | PeftModel) -> AgentGRPOConfig:
+        model_name = model if isinstance(model, str) else get_config_model_id(model.config)
+        return cls._config_class(f"{model_name.split('/')[-1]}-{cls.__name__.removesuffix('Trainer')}", max_steps=200)
+
+    def _check_environment(self, train_dataset: Dataset | IterableDataset) -> None:
+        """Reset two environments to the first task: it must be possible, and give the same state twice."""
+        seed, options = task_of(next(iter(train_dataset)))
+        first, second = (contract.reset(self.pool[place], seed, options or None) for place in (0, 1))
+        contract.check_same_start(type(self.pool[0].unwrapped).__name__, seed, first, second)
+
+    def _build_rollout(self, context: ContextPolicy, parse: ActionParser) -> Rollout:
+        environment = self.pool[0]
+        return Rollout(
+            pool=self.pool,
+            generate=self.sample,
+            any_active=self._any_active,
+            chat=ChatTokens(self._tokenizer, self.chat_template_kwargs),
+            context=context,
+            task=TaskPrompt(
+                contract.instructions_of(environment), parse.instructions if isinstance(parse, ActionFormat) else ""
+            ),
+            parse=parse,
+            limits=_limits(self.args, self._model_context()),
+            end_tokens=self.eos_token_ids,
+            raise_on_error=self.args.on_env_error == "raise",
+        )
+
+    def _model_context(self) -> int | None:
+        if self.use_vllm and self.args.vllm_max_model_length is not None:
+            return self.args.vllm_max_model_length
+        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+
+    def _any_active(self, num_active: int) -> bool:
+        counts = self.accelerator.gather(torch.tensor([num_active], device=self.accelerator.device))
+        return bool(counts.sum() > 0)
+
+    # The two hooks of an algorithm
+
+    def select_episodes(self, turns: TurnArrays) -> NDArray[np.bool_]:
+        """
+        Say which turns are trained on. Whole groups are to be kept or dropped.
+
+        Args:
+            turns ([`TurnArrays`]):
+                The turns of all processes.
+
+        Returns:
+            `NDArray[np.bool_]` of shape `(num_turns,)`: here all of them.
+        """
+        return np.ones(len(turns), dtype=bool)
+
+    def compute_advantages(self, turns: TurnArrays) -> NDArray[np.float64]:
+        """
+        Give credit: GRPO's, the return of the episode relative to its group.
+
+        Args:
+            turns ([`TurnArrays`]):
+                The turns of all processes.
+
+        Returns:
+            `NDArray[np.float64]` of shape `(num_turns,)`: one advantage per turn.
+        """
+        rewards = turns.rewards - self.args.invalid_action_penalty * turns.invalid
+        return episode_advantages(rewards, turns.episode_ids, turns.group_ids, scale_rewards=self.args.scale_rewards)
+
+    # One generation batch
+
+    def collect(self, inputs: list[dict[str, Any]]) -> Collected:
+        """
+        Play, reward, credit and lay out one generation batch.
+
+        Args:
+            inputs (`list[dict]`):
+                The task rows of this process, `num_generations` equal ones after each other.
+
+        Returns:
+            [`Collected`]: the rows and their credit.
+        """
+        episodes = [Episode(*task_of(row)) for row in inputs]
+        self.rollout.play(episodes)
+        prompts, completions = _transcripts(episodes, self.rollout.task)
+        rewards = self._reward(inputs, episodes, prompts, completions)
+        turns = self._turn_arrays(episodes, rewards)
+        advantages = self.compute_advantages(turns) * normalization_weights(turns, self.args.loss_normalization)
+        rows, turn_advantages = self._rows(episodes, turns, advantages)
+        self._log_episodes(episodes)
+        return Collected(
+            prompts, completions, rows, turn_advantages, rewards, _mean_by_episode(turns, advantages, len(rewards))
+        )
+
+    def _reward(
+        self, inputs: list[dict[str, Any]], episodes: list[Episode], prompts: list[Any], completions: list[Any]
+    ) -> torch.Tensor:
+        """Rewards of all processes' episodes by function; NaN for crashed ones, which TRL then leaves out."""
+        rows = [{**row, "episodes": episode} for row, episode in zip(inputs, episodes, strict=True)]
+        token_ids = [[i for turn in episode.turns for i in turn.completion_ids] for episode in episodes]
+        rewards = self.reward_episodes(rows, prompts, completions, token_ids)
+        failed = gather_object([episode.failed for episode in episodes])
+        rewards[torch.tensor(failed, device=rewards.device)] = torch.nan
+        return rewards
+
+    def _turn_arrays(self, episodes: list[Episode], rewards: torch.Tensor) -> TurnArrays:
+        first = self.accelerator.process_index * len(episodes)
+        weighted = rewards[:, :-1] * self.reward_weights[:-1].to(rewards.device)
+        extra = weighted.nansum(dim=1)[first : first + len(episodes)].tolist()
+        num_generations = self.num_generations if self.mode == "train" else self.num_generations_eval
+        local = flatten(episodes, extra, first, num_generations, self.args.mask_truncated_completions)
+        return concatenate(gather_object([local]))
+
+    def _rows(
+        self, episodes: list[Episode], turns: TurnArrays, advantages: NDArray[np.float64]
+    ) -> tuple[list[TokenRow], NDArray[np.float64]]:
+        """The rows of this process's selected turns, padded to a number common to all processes."""
+        selected = self.select_episodes(turns)
+        first = self.accelerator.process_index * len(episodes)
+        local = (turns.episode_ids >= first) & (turns.episode_ids < first + len(episodes))
+        kept = set(turns.episode_ids[local & selected].tolist())
+        rows: list[TokenRow] = []
+        num_turns = 0
+        for number, episode in enumerate(episodes, start=first):
+            if number in kept:
+                rows += merge_turns(episode.turns, num_turns, self.args.mask_truncated_completions)
+            num_turns += 0 if episode.failed else len(episode.turns)
+        return self._pad_rows(rows), advantages[local]
+
+    def _pad_rows(self, rows: list[TokenRow]) -> list[TokenRow]:
+        slices = self.args.steps_per_generation if self.mode == "train" else 1
+        missing = padded_count(gather_object([len(rows)]), slices) - len(rows)
+        return rows + [padding_row(self._tokenizer.eos_token_id, self.use_vllm) for _ in range(missing)]
+
+    # Metrics
+
+    def _log_episodes(self, episodes: list[Episode]) -> None:
+        gather = gather_object if self.mode == "train" else self._gather_evaluated
+        summaries = gather([_summary(episode) for episode in episodes])
+        for name in sorted({name for summary in summaries for name in summary}):
+            self.log_values(name, [summary[name] for summary in summaries if name in summary])
+        lengths = gather([[len(turn.completion_ids) for turn in episode.turns] for episode in episodes])
+        cut = gather([[float(turn.cut) for turn in episode.turns] for episode in episodes])
+        self._log_lengths([n for episode in lengths for n in episode], [c for episode in cut for c in episode])
+        self._log_seconds(episodes)
+
+    def _gather_evaluated(self, values: list[Any]) -> list[Any]:
+        # The last batch of an evaluation is filled up with tasks that were played already; this drops them.
+        return self.accelerator.gather_for_metrics(values, use_gather_object=True)
+
+    def _log_lengths(self, lengths: list[int], cut: list[float]) -> None:
+        self.count_tokens(sum(lengths))
+        self.log_values("completions/mean_length", lengths)
+        self.log_values("completions/clipped_ratio", cut)
+        if lengths:
+            self.log_values("completions/min_length", [min(lengths)])
+            self.log_values("completions/max_length", [max(lengths)])
+
+    def _log_seconds(self, episodes: list[Episode]) -> None:
+        self.log_values("time/generation", [self.rollout.generation_seconds])
+        self.log_values("time/environment", [sum(episode.environment_seconds for episode in episodes)])
+
+
+def _with_environment_weight(args: AgentGRPOConfig, num_functions: int) -> AgentGRPOConfig:
+    """The configuration with weight 1 for the environment's reward, where the user gave weights for the others."""
+    if args.reward_weights is None:
+        return args
+    if len(args.reward_weights) != num_functions:
+        raise ValueError(
+            f"`reward_weights` has {len(args.reward_weights)} weights for {num_functions} `reward_funcs`. Give one for "
+            "each; the environment's own reward has weight 1."
+        )
+    args = copy.copy(args)
+    args.reward_weights = [*args.reward_weights, 1.0]
+    return args
+
+
+def _for_each(processing_classes: Any, num_functions: int) -> list[Any] | None:
+    if processing_classes is None:
+        return None
+    given = processing_classes if isinstance(processing_classes, list) else [processing_classes]
+    return [*given, None] if len(given) == num_functions else given
+
+
+def _context_policy(args: AgentGRPOConfig, context: ContextPolicy | MessageFunction | None) -> ContextPolicy:
+    if isinstance(context, ContextPolicy):
+        return context
+    if context is not None:
+        return MessageContext(context)
+    return FullHistory() if args.context == "full_history" else Window(args.history_length)
+
+
+def _limits(args: AgentGRPOConfig, model_context: int | None) -> Limits:
+    lengths = [length for length in (args.max_episode_length, model_context) if length is not None]
+    return Limits(
+        max_turns=args.max_turns,
+        max_actions=args.max_actions,
+        max_actions_per_turn=args.max_actions_per_turn,
+        max_completion_length=args.turn_length,
+        max_episode_length=min(lengths, default=None),
+    )
+
+
+def _train_tasks(args: AgentGRPOConfig, dataset: Dataset | IterableDataset | None) -> Dataset | IterableDataset:
+    groups = args.generation_batch_size // args.num_generations
+    if dataset is not None:
+        if args.num_tasks is not None:
+            raise ValueError(
+                f"`num_tasks`={args.num_tasks} was given together with a `train_dataset`. Give one of them: the dataset's "
+                "rows are the tasks."
+            )
+        return _with_seeds(dataset, args.seed, "train")
+    if args.num_tasks is None and args.max_steps <= 0:
+        raise ValueError(
+            f"Without a `train_dataset` or `num_tasks` the length of training is unknown: `max_steps`={args.max_steps}. Set "
+            "`max_steps` to the number of optimizer steps, or `num_tasks` to the number of tasks of an epoch."
+        )
+    if args.num_tasks is not None and args.num_tasks < groups:
+        raise ValueError(
+            f"`num_tasks`={args.num_tasks} is less than the {groups} groups of a generation batch "
+            f"(`generation_batch_size`={args.generation_batch_size} / `num_generations`={args.num_generations}). Raise "
+            "`num_tasks`, or lower `per_device_train_batch_size` or `steps_per_generation`."
+        )
+    num_tasks = args.num_tasks if args.num_tasks is not None else groups * _num_generation_batches(args)
+    return Dataset.from_dict({"seed": draw_task_seeds(num_tasks, args.seed, "train")})
+
+
+def _num_generation_batches(args: AgentGRPOConfig) -> int:
+    """How often `max_steps` optimizer steps generate."""
+    return -(-args.max_steps * args.gradient_accumulation_steps // (args.steps_per_generation * args.num_iterations))
+
+
+def _eval_tasks(args: AgentGRPOConfig, dataset: Any) -> Any:
+    if args.num_eval_tasks is None:
+        if isinstance(dataset, dict):
+            return {name: _with_seeds(part, args.seed, "eval") for name, part in dataset.items()}
+        return None if dataset is None else _with_seeds(dataset, args.seed, "eval")
+    if dataset is not None:
+        raise ValueError(
+            f"`num_eval_tasks`={args.num_eval_tasks} was given together with an `eval_dataset`. Give one of them."
+        )
+    return Dataset.from_dict({"seed": draw_task_seeds(args.num_eval_tasks, args.seed, "eval")})
+
+
+def _with_seeds(dataset: Dataset | IterableDataset, seed: int, panel: str) -> Dataset | IterableDataset:
+    if not isinstance(dataset, Dataset) or "seed" in dataset.column_names:
+        return dataset
+    return dataset.add_column("seed", draw_task_seeds(len(dataset), seed, panel))
+
+
+def _transcripts(episodes: list[Episode], task: TaskPrompt) -> tuple[list[Any], list[Any]]:
+    """Each episode as chat messages, for people and reward models: the opening message, and what followed it."""
+    prompts, completions = [], []
+    for episode in episodes:
+        shown = [episode.turns[0].observation] if episode.turns else []
+        opening = "\n".join([task.instructions, *shown, task.format_instructions])
+        messages = []
+        for number, turn in enumerate(episode.turns):
+            if number:
+                messages.append({"role": "user", "content": turn.observation})
+            messages.append({"role": "assistant", "content": turn.response})
+        prompts.append([{"role": "user", "content": opening}])
+        completions.append(messages)
+    return prompts, completions
+
+
+def _mean_by_episode(turns: TurnArrays, advantages: NDArray[np.float64], num_episodes: int) -> list[float]:
+    sums = np.bincount(turns.episode_ids, weights=advantages, minlength=num_episodes)
+    counts = np.bincount(turns.episode_ids, minlength=num_episodes)
+    return (sums / np.maximum(counts, 1)).tolist()
+
+
+def _summary(episode: Episode) -> dict[str, float]:
+    """What is logged of one episode; of a crashed one only that it crashed."""
+    if episode.failed:
+        return {"episode/failed": 1.0}
+    num_turns = max(len(episode.turns), 1)
+    return {
+        "episode/failed": 0.0,
+        "success": float(episode.success),
+        "episode/return": episode.total_reward,
+        "episode/turns": float(len(episode.turns)),
+        "episode/actions": float(episode.num_actions),
+        "episode/truncated": float(episode.truncated),
+        "episode/truncated_by_length": float(episode.limit == "max_episode_length"),
+        "turn/valid": sum(turn.valid for turn in episode.turns) / num_turns,
+        "turn/effective": sum(turn.effective for turn in episode.turns) / num_turns,
+    }
