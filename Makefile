@@ -6,8 +6,7 @@
 #   PYTHON       the interpreter to build .venv with (3.11 or newer)
 #   TORCH_INDEX  where to look for torch besides the package index. On Linux the package index has the CUDA build, several
 #                gigabytes; so without an NVIDIA driver it is PyTorch's index of CPU builds. Where that cannot be reached,
-#                pip says so and goes on without it. `make test TORCH_INDEX=` uses the package index alone, and
-#                `TORCH_INDEX=https://download.pytorch.org/whl/rocm6.4` another build.
+#                pip says so and goes on without it. `make test TORCH_INDEX=` uses the package index alone.
 
 PYTHON ?= python3
 VENV ?= .venv

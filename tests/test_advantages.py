@@ -632,7 +632,7 @@ def test_names_of_episodes_groups_and_anchors_do_not_matter(layout, scale, basel
     before = gigpo_advantages(*gigpo_arguments(layout), **options)
     renamed = (
         layout["rewards"],
-        [hash(("episode", episode)) for episode in layout["episode_ids"]],
+        [f"episode {episode}" for episode in layout["episode_ids"]],
         np.array([int(group.removeprefix("group ")) + 40 for group in layout["group_ids"]]),
         [("state", anchor) for anchor in layout["anchors"]],
     )

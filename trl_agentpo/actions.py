@@ -93,8 +93,10 @@ class ActionFormat:
 
 
 def _first_block(text: str, tag: str) -> str | None:
-    match = re.search(f"<{tag}>(.*?)</{tag}>", text, flags=re.DOTALL | re.IGNORECASE)
-    return None if match is None else match.group(1).strip()
+    # Not one pattern for the whole block: on a thousand tags that are never closed it takes quadratic time.
+    after = re.split(f"<{tag}>", text, maxsplit=1, flags=re.IGNORECASE)[1:]
+    block = re.split(f"</{tag}>", after[0], maxsplit=1, flags=re.IGNORECASE) if after else []
+    return block[0].strip() if len(block) == 2 else None
 
 
 def match_vocabulary(actions: Sequence[str], vocabulary: Sequence[str]) -> tuple[list[str], bool]:
@@ -112,6 +114,8 @@ def match_vocabulary(actions: Sequence[str], vocabulary: Sequence[str]) -> tuple
     """
     if not vocabulary:
         return list(actions), True
-    spelling = {name.casefold(): name for name in vocabulary}
-    known = [spelling[action.casefold()] for action in actions if action.casefold() in spelling]
+    # An exact match comes first, for vocabularies in which the case has a meaning.
+    spelling = {name.casefold(): name for name in vocabulary} | {name: name for name in vocabulary}
+    found = [spelling.get(action, spelling.get(action.casefold())) for action in actions]
+    known = [name for name in found if name is not None]
     return known, len(known) == len(actions)

@@ -18,7 +18,7 @@ program, verl-agent.
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -271,7 +271,7 @@ def step_advantages(
         `ImportError`: `anchor_similarity` is below 1 and rapidfuzz is not installed.
     """
     returns = _numbers(returns, "returns")
-    group_ids = _entries(group_ids, "group_ids", len(returns))
+    group_ids = _entries(group_ids, "group_ids", len(returns), counterpart="returns")
     buckets = anchor_buckets(group_ids, anchors, anchor_similarity=anchor_similarity)
     means, deviations = _statistics(returns, buckets, single_score="zero")
     return _relative(returns, buckets, means, deviations, scale_rewards)
@@ -312,10 +312,13 @@ def anchor_buckets(group_ids: Identifiers, anchors: Identifiers, *, anchor_simil
     _check_similarity(anchor_similarity)
     group_ids = _entries(group_ids, "group_ids")
     anchors = _entries(anchors, "anchors", len(group_ids), counterpart="group_ids")
-    groups = _numbered(group_ids, "group_ids").tolist()
+    groups = _numbered(group_ids, "group_ids")
     if anchor_similarity < 1:
-        return _similar_buckets(groups, anchors, anchor_similarity)
-    return _numbered(anchors, "anchors", within=groups)
+        return _similar_buckets(groups.tolist(), anchors, anchor_similarity)
+    # One integer for the pair: making and hashing a million tuples would take longer than everything else.
+    states = _numbered(anchors, "anchors")
+    pairs = groups * (states.max(initial=0) + 1) + states
+    return _numbered(pairs.tolist(), "anchors")
 
 
 def bucket_sizes(buckets: ArrayLike) -> Integers:
@@ -386,19 +389,7 @@ def _group_of_episode(episodes: Integers, groups: Integers, episode_ids: list[Ha
 
 def _similar_buckets(groups: list[int], anchors: list[Hashable], threshold: float) -> Integers:
     """Bucket numbers by greedy first match against the first member of each bucket of the group."""
-    try:
-        from rapidfuzz.distance import LCSseq
-    except ImportError as error:
-        raise ImportError(
-            f"`anchor_similarity={threshold}` compares anchors as text with rapidfuzz, which is not installed. "
-            "`pip install rapidfuzz`, or set `anchor_similarity=1.0` to group equal anchors."
-        ) from error
-
-    def alike(first: str, second: str) -> bool:
-        # Not rapidfuzz's own ratio: it rounds 6/10 to just below 0.6, and a threshold of 0.6 would miss it.
-        total = len(first) + len(second)
-        return 2 * LCSseq.similarity(first, second, score_cutoff=int(threshold * total / 2)) / total >= threshold
-
+    alike = _text_comparison(threshold)
     texts = _texts(anchors, threshold)
     first_members: defaultdict[int, list[tuple[str, int]]] = defaultdict(list)
     # Buckets are only ever added behind those a text was compared with, so a text seen before would match as it did.
@@ -413,6 +404,24 @@ def _similar_buckets(groups: list[int], anchors: list[Hashable], threshold: floa
             num_buckets += 1
         bucket_of_text[group, text] = bucket
     return np.array([bucket_of_text[key] for key in zip(groups, texts, strict=True)], dtype=np.int64)
+
+
+def _text_comparison(threshold: float) -> Callable[[str, str], bool]:
+    """Whether two different texts are at least this similar."""
+    try:
+        from rapidfuzz.distance import LCSseq
+    except ImportError as error:
+        raise ImportError(
+            f"`anchor_similarity={threshold}` compares anchors as text with rapidfuzz, which is not installed. "
+            "`pip install rapidfuzz`, or set `anchor_similarity=1.0` to group equal anchors."
+        ) from error
+
+    def alike(first: str, second: str) -> bool:
+        # Not rapidfuzz's own ratio: it rounds 6/10 to just below 0.6, and a threshold of 0.6 would miss it.
+        total = len(first) + len(second)
+        return 2 * LCSseq.similarity(first, second, score_cutoff=int(threshold * total / 2)) / total >= threshold
+
+    return alike
 
 
 def _numbers(values: ArrayLike, name: str, num_turns: int | None = None) -> Floats:
@@ -448,13 +457,12 @@ def _entries(values: Identifiers, name: str, num_turns: int | None = None, count
     return entries
 
 
-def _numbered(entries: list[Hashable], name: str, within: list[int] | None = None) -> Integers:
-    """Equal entries (of equal `within`) as equal numbers, counted from 0 in order of first appearance."""
+def _numbered(entries: list[Any], name: str) -> Integers:
+    """Equal entries as equal numbers, counted from 0 in order of first appearance."""
     # A dictionary, not `np.unique`: linear, any hashable value, and no array made of tuples that would become 2-D.
-    keys: Iterable[Hashable] = entries if within is None else zip(within, entries, strict=True)
     numbers: defaultdict[Hashable, int] = defaultdict(itertools.count().__next__)
     try:
-        return np.fromiter(map(numbers.__getitem__, keys), dtype=np.int64, count=len(entries))
+        return np.fromiter(map(numbers.__getitem__, entries), dtype=np.int64, count=len(entries))
     except TypeError as error:
         _check_hashable(entries, name, error)
         raise

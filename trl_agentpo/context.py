@@ -25,6 +25,7 @@ MessageFunction = Callable[["TaskPrompt", Sequence[Turn], Observation], list[Mes
 
 _MARKED_QUESTION = "⁂question⁂"
 _MARKED_REPLY = "⁂reply⁂"
+_ROLES = ("user", "assistant", "user")
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class ChatTokens:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, chat_template_kwargs: dict[str, Any] | None = None):
         self.tokenizer = tokenizer
         self.chat_template_kwargs = chat_template_kwargs or {}
-        self._between_turns = self._render_between_turns()
+        self._check_template()
 
     def encode(self, messages: list[Message]) -> list[int]:
         """
@@ -89,9 +90,14 @@ class ChatTokens:
         Returns:
             `list[int]`: token ids.
         """
-        before, after = self._between_turns
-        ids = self._ids(before + message + after)
-        return ids[1:] if ids and ids[0] == last_token else ids
+        ids = self._ids(self._render_after_reply(message).partition(_MARKED_REPLY)[2])
+        for position, token in enumerate(ids):
+            if token == last_token:
+                return ids[position + 1 :]
+            # Some templates put a blank between a reply and its end-of-turn token.
+            if self.tokenizer.decode([token]).strip():
+                break
+        return ids
 
     def _ids(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -101,9 +107,11 @@ class ChatTokens:
             messages, tokenize=False, add_generation_prompt=True, **self.chat_template_kwargs
         )
 
-    def _render_between_turns(self) -> tuple[str, str]:
-        """The template's text between a reply and the user's next message, and between that message and the next reply."""
-        roles = [("user", "Hello"), ("assistant", _MARKED_REPLY), ("user", _MARKED_QUESTION)]
+    def _render_after_reply(self, message: str) -> str:
+        contents = ("Hello", _MARKED_REPLY, message)
+        return self._render([{"role": r, "content": c} for r, c in zip(_ROLES, contents, strict=True)])
+
+    def _check_template(self) -> None:
         name = type(self.tokenizer).__name__
         remedy = (
             "Use an instruction-tuned model, or set `tokenizer.chat_template` to a template with the roles `user` and "
@@ -112,18 +120,15 @@ class ChatTokens:
         if not self.tokenizer.chat_template:
             raise ValueError(f"The tokenizer ({name}) has no chat template. {remedy}")
         try:
-            text = self._render([{"role": role, "content": content} for role, content in roles])
+            text = self._render_after_reply(_MARKED_QUESTION)
         except TemplateError as error:
             raise ValueError(
                 f"The chat template of the tokenizer ({name}) refuses a dialogue: {error}. {remedy}"
             ) from error
-        if _MARKED_REPLY not in text or _MARKED_QUESTION not in text:
+        if _MARKED_QUESTION not in text.partition(_MARKED_REPLY)[2]:
             raise ValueError(
                 f"The chat template of the tokenizer ({name}) does not render the roles `user` and `assistant`. {remedy}"
             )
-        between = text.rpartition(_MARKED_REPLY)[2]
-        before, _, after = between.partition(_MARKED_QUESTION)
-        return before, after
 
 
 class ContextPolicy(ABC):

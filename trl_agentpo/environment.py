@@ -8,6 +8,8 @@ options give the same initial state: that is what makes the episodes of one task
 """
 
 import difflib
+import functools
+import importlib
 import inspect
 import math
 import string
@@ -169,6 +171,7 @@ def make(environment: EnvironmentSource, **kwargs: Any) -> gymnasium.Env:
 
     Raises:
         ValueError: the id is not registered; the message lists near matches.
+        ModuleNotFoundError: the module to import first, or something the environment needs, is not installed.
         EnvironmentContractError: the environment lacks something the contract asks for.
     """
     if isinstance(environment, str):
@@ -186,22 +189,22 @@ def make(environment: EnvironmentSource, **kwargs: Any) -> gymnasium.Env:
 
 
 def _make_registered(environment_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
-    needs_builtin = environment_id.startswith(f"{NAMESPACE}/") or "/" not in environment_id
+    needs_builtin = environment_id.startswith(f"{NAMESPACE}/")
     spelled = f"{BUILTIN_ENVIRONMENTS}:{environment_id}" if needs_builtin else environment_id
     try:
         return gymnasium.make(spelled, disable_env_checker=True, **kwargs)
-    except (gymnasium.error.UnregisteredEnv, ModuleNotFoundError) as error:
-        if isinstance(error, ModuleNotFoundError) and ":" not in environment_id:
-            raise
+    # gymnasium calls an id deprecated if a later version of the same name exists, even if this one never did.
+    except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
         raise ValueError(_unknown_id_message(environment_id)) from error
 
 
 def _unknown_id_message(environment_id: str) -> str:
+    importlib.import_module(BUILTIN_ENVIRONMENTS)
     registered = list(gymnasium.registry)
     ours = [name for name in registered if name.startswith(f"{NAMESPACE}/")]
     by_name = {name.rpartition("/")[2].lower(): name for name in registered}
-    near = difflib.get_close_matches(environment_id.rpartition("/")[2].lower(), by_name, n=3, cutoff=0.5)
-    matches = sorted({by_name[name] for name in near}, key=lambda name: name not in ours)
+    near = difflib.get_close_matches(environment_id.rpartition("/")[2].lower(), by_name, n=3)
+    matches = sorted((by_name[name] for name in near), key=lambda name: name not in ours)
     meant = f" Did you mean {', '.join(map(repr, matches))}?" if matches else ""
     return (
         f"Unknown environment id {environment_id!r}.{meant} Environments of this package: {', '.join(sorted(ours))}. "
@@ -239,11 +242,18 @@ def check_contract(environment: gymnasium.Env) -> None:
         ]
     if type(inner).step is gymnasium.Env.step:
         missing.append("a method `step(self, action)` returning `(text, reward, terminated, truncated, info)`")
-    instructions = inspect.getattr_static(inner, "instructions", None)
-    if not (isinstance(instructions, str) and instructions.strip()) and not isinstance(instructions, property):
+    if not _has_instructions(environment):
         missing.append("an attribute `instructions`: the task and its actions in words, shown to the model")
     if missing:
         raise EnvironmentContractError(f"{type(inner).__name__} lacks: {'; '.join(missing)}.")
+
+
+def _has_instructions(environment: gymnasium.Env) -> bool:
+    """Whether the environment or a wrapper around it says what to do; a property is not evaluated."""
+    found = inspect.getattr_static(environment, "instructions", None)
+    if found is None and isinstance(environment, gymnasium.Wrapper):
+        return _has_instructions(environment.env)
+    return isinstance(found, (property, functools.cached_property)) or (isinstance(found, str) and bool(found.strip()))
 
 
 def _accepts(function: Callable[..., Any], keyword: str) -> bool:
@@ -278,10 +288,11 @@ def reset(environment: gymnasium.Env, seed: int | None, options: dict[str, Any] 
         [`Observation`]: the initial state.
 
     Raises:
-        EnvironmentContractError: observation or info are of the wrong type, or the anchor is not hashable.
+        EnvironmentContractError: observation or info are missing or of the wrong type, or the anchor is not hashable.
     """
-    text, info = environment.reset(seed=seed, options=options)
-    return observe(text, info, type(environment.unwrapped).__name__)
+    name = type(environment.unwrapped).__name__
+    text, info = _parts(environment.reset(seed=seed, options=options), f"{name}.reset", "(text, info)")
+    return observe(text, info, name)
 
 
 def step(environment: gymnasium.Env, action: str) -> StepResult:
@@ -298,24 +309,41 @@ def step(environment: gymnasium.Env, action: str) -> StepResult:
         [`StepResult`]: the new state and what it was worth.
 
     Raises:
-        EnvironmentContractError: observation or info are of the wrong type, the anchor is not hashable, or the reward
+        EnvironmentContractError: something is missing or of the wrong type, the anchor is not hashable, or the reward
             is not a finite number.
     """
     name = type(environment.unwrapped).__name__
-    text, reward, terminated, truncated, info = environment.step(action)
-    if not math.isfinite(reward):
-        raise EnvironmentContractError(
-            f"{name}.step({action!r}) gave the reward {reward}: a return cannot be formed from it. Return a finite number."
-        )
+    text, reward, terminated, truncated, info = _parts(
+        environment.step(action), f"{name}.step", "(text, reward, terminated, truncated, info)"
+    )
     return StepResult(
         observation=observe(text, info, name),
-        reward=float(reward),
+        reward=_finite(reward, f"{name}.step({action!r})"),
         terminated=bool(terminated),
         truncated=bool(truncated),
         success=bool(info.get("success", False)),
         action_valid=bool(info.get("action_valid", True)),
         action_effective=bool(info.get("action_effective", True)),
     )
+
+
+def _parts(returned: Any, method: str, expected: str) -> tuple[Any, ...]:
+    if isinstance(returned, (tuple, list)) and len(returned) == len(expected.split(",")):
+        return tuple(returned)
+    found = f"{len(returned)} values" if isinstance(returned, (tuple, list)) else type(returned).__name__
+    raise EnvironmentContractError(f"{method} returned {found}, expected `{expected}`.")
+
+
+def _finite(reward: Any, call: str) -> float:
+    try:
+        number = float(reward)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise EnvironmentContractError(
+            f"{call} gave the reward {reward!r}: a return cannot be formed from it. Return a finite number."
+        )
+    return number
 
 
 def observe(text: Any, info: Any, name: str) -> Observation:
@@ -334,7 +362,8 @@ def observe(text: Any, info: Any, name: str) -> Observation:
         [`Observation`]: the state, with its anchor (the observation itself where the environment gives none).
 
     Raises:
-        EnvironmentContractError: `text` is not a string, `info` not a mapping, or the anchor not hashable.
+        EnvironmentContractError: `text` is not a string, `info` not a mapping, the anchor not hashable, or the admissible
+            actions are not strings.
     """
     if not isinstance(text, str):
         raise EnvironmentContractError(f"{name} gave an observation of type {type(text).__name__}, expected `str`.")
@@ -348,7 +377,17 @@ def observe(text: Any, info: Any, name: str) -> Observation:
             f"{name} gave an anchor that cannot be hashed ({type(anchor).__name__}: {anchor!r:.80}), so turns cannot be "
             'grouped by it. Make it a string, a number or a tuple, for example `info["anchor"] = tuple(...)`.'
         ) from error
-    return Observation(text, anchor, tuple(info.get("admissible_actions", ())))
+    return Observation(text, anchor, _admissible(info.get("admissible_actions"), name))
+
+
+def _admissible(actions: Any, name: str) -> tuple[str, ...]:
+    if actions is None:
+        return ()
+    if isinstance(actions, str) or not all(isinstance(action, str) for action in actions):
+        raise EnvironmentContractError(
+            f'{name} gave info["admissible_actions"] = {actions!r:.80}, expected a list of strings, one for each action.'
+        )
+    return tuple(actions)
 
 
 def check_same_start(name: str, seed: int | None, first: Observation, other: Observation) -> None:
@@ -367,8 +406,10 @@ def check_same_start(name: str, seed: int | None, first: Observation, other: Obs
         NonDeterministicResetError: they differ; the message names the environment, the seed and the difference.
     """
     if (first.text, first.anchor) != (other.text, other.anchor):
+        # The same text says nothing: then it is the anchors that differ.
+        shown = [state.text if first.text != other.text else f"anchor: {state.anchor!r}" for state in (first, other)]
         raise NonDeterministicResetError(
-            f"{name}.reset(seed={seed}) gave two different initial states:\n--- first\n{first.text}\n--- second\n"
-            f"{other.text}\nEpisodes of one group must start from the same state. Draw everything random from "
+            f"{name}.reset(seed={seed}) gave two different initial states:\n--- first\n{shown[0]}\n--- second\n"
+            f"{shown[1]}\nEpisodes of one group must start from the same state. Draw everything random from "
             "`self.np_random` after `super().reset(seed=seed)`."
         )

@@ -22,11 +22,11 @@ class EnvironmentPool:
 
     def __init__(self, build: Callable[[], gymnasium.Env]):
         self._build = build
-        self._environments: list[gymnasium.Env] = []
+        self._environments: dict[int, gymnasium.Env] = {}
 
     def __getitem__(self, place: int) -> gymnasium.Env:
-        while len(self._environments) <= place:
-            self._environments.append(self._build())
+        if place not in self._environments:
+            self._environments[place] = self._build()
         return self._environments[place]
 
     def __len__(self) -> int:
@@ -34,16 +34,16 @@ class EnvironmentPool:
 
     def replace(self, place: int) -> None:
         """
-        Put a new environment where one crashed.
+        Make room for a new environment where one crashed. It is built when it is needed: building may crash, too.
 
         Args:
             place (`int`):
                 Its place in the pool. The crashed one is dropped without `close()`, which may crash in turn.
         """
-        self._environments[place] = self._build()
+        self._environments.pop(place, None)
 
     def close(self) -> None:
         """Close all environments."""
-        for environment in self._environments:
+        for environment in self._environments.values():
             environment.close()
         self._environments.clear()

@@ -47,7 +47,8 @@ def task_of(row: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
 
     Args:
         row (`Mapping[str, Any]`):
-            Column `seed`; `options`, a dict; and any further columns, which are options under their own names.
+            Column `seed`; `options`, a dict; and any further columns, which are options under their own names. An option
+            that is `None` is not given.
 
     Returns:
         `tuple[int, dict]`: seed and options for `reset`.
@@ -60,5 +61,7 @@ def task_of(row: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
             f"A task row has no `seed` (columns: {', '.join(row)}). Add an integer column `seed`: it fixes the initial "
             "state that the episodes of a group share."
         )
-    options = {key: value for key, value in row.items() if key not in _RESERVED_COLUMNS}
-    return int(row["seed"]), {**options, **(row.get("options") or {})}
+    columns = {key: value for key, value in row.items() if key not in _RESERVED_COLUMNS}
+    options = {**columns, **(row.get("options") or {})}
+    # Datasets fill up what only other rows have with `None`.
+    return int(row["seed"]), {key: value for key, value in options.items() if value is not None}

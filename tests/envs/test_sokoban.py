@@ -80,15 +80,17 @@ def test_every_room_can_be_solved_and_the_shortest_solution_is_known(size, num_b
 
 
 def test_rooms_are_walled_in_and_hold_what_was_asked_for():
-    game = Sokoban(size=(7, 8), num_boxes=2)
-    for seed in range(20):
+    game, players = Sokoban(size=(7, 8), num_boxes=2), set()
+    for seed in range(40):
         rows = rows_of(game.reset(seed=seed)[0])
         assert rows[0] == rows[-1] == "#" * 8
         assert all(row[0] == row[-1] == "#" for row in rows)
         cells = "".join(rows)
-        # The player may stand on a target, a box does not start on one.
         assert (cells.count("X"), cells.count("√"), cells.count("O") + cells.count("S")) == (2, 0, 2)
         assert cells.count("P") + cells.count("S") == 1
+        players.add("P" if "P" in cells else "S")
+    # No box starts on a target, but the player may.
+    assert players == {"P", "S"}
 
 
 @pytest.mark.parametrize(("shortest", "longest"), [(None, 3), (8, None), (6, 7), (4, 4)])
@@ -223,10 +225,11 @@ def test_the_anchor_is_the_state_and_not_the_way_to_it():
 
 
 def test_boxes_are_alike_so_which_one_is_where_makes_no_state():
-    one, _ = start(["#######", "#PX_X_#", "#_O_O_#", "#######"])
-    other, _ = start(["#######", "#PX_X_#", "#_O_O_#", "#######"])
-    assert one.step("Right")[4]["facts"]["boxes"] == ((2, 4), (2, 5))
-    assert other.step("Down")[4]["facts"]["boxes"] == ((2, 3), (2, 5))
+    pushed, _ = start(["######", "#_P__#", "#_XX_#", "#____#", "#OO__#", "######"])
+    info = pushed.step("Down")[4]
+    _, (_, same) = start(["######", "#____#", "#_PX_#", "#_X__#", "#OO__#", "######"])
+    assert info["facts"]["boxes"] == ((3, 4), (4, 3))
+    assert info["anchor"] == same["anchor"]
 
 
 @pytest.mark.parametrize(

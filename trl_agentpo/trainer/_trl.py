@@ -11,6 +11,7 @@ its metrics, and then puts one advantage on each token. Subclasses see the hooks
 import contextlib
 import inspect
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +20,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.data_loader import BatchSamplerShard
+from accelerate.utils import send_to_device
 from numpy.typing import NDArray
 from torch import nn
-from torch.utils.data import Sampler
+from torch.utils.data import DataLoader, Sampler
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
@@ -115,6 +119,7 @@ class EnvironmentSeam(GRPOTrainer):
 
     _collected: Collected
     _training_seconds: float = 0.0
+    _resumed_loss: tuple[torch.Tensor, int] | None = None
     entropy_coef: float
     router_aux_loss_coef: float
 
@@ -217,19 +222,21 @@ class EnvironmentSeam(GRPOTrainer):
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         model.train()
+        self._take_up_loss()
         start = time.perf_counter()
         batch = self._prepare_inputs(inputs)
         prepared = time.perf_counter()
         chunks = split_rows(batch, self.args.per_device_train_batch_size)
         total = trained_tokens(batch)
         loss = torch.zeros((), device=self.accelerator.device)
-        for chunk in chunks[:-1]:
-            with self._accumulating(model), self._share_of_means(chunk, total, len(chunks)):
-                loss += super(GRPOTrainer, self).training_step(model, chunk, num_items_in_batch)
-        self._current_train_step_time += time.perf_counter() - start
-        # TRL's own step comes last and once: it counts steps and times them.
-        with self._share_of_means(chunks[-1], total, len(chunks)):
-            loss += super().training_step(model, chunks[-1], num_items_in_batch)
+        with self._logged_as_one(chunks):
+            for chunk in chunks[:-1]:
+                with self._accumulating(model), self._share_of_means(chunk, total, len(chunks)):
+                    loss += super(GRPOTrainer, self).training_step(model, chunk, num_items_in_batch)
+            self._current_train_step_time += time.perf_counter() - start
+            # TRL's own step comes last and once: it counts steps and times them.
+            with self._share_of_means(chunks[-1], total, len(chunks)):
+                loss += super().training_step(model, chunks[-1], num_items_in_batch)
         self._log_training_seconds(time.perf_counter() - prepared)
         return loss
 
@@ -263,15 +270,40 @@ class EnvironmentSeam(GRPOTrainer):
         finally:
             self.entropy_coef, self.router_aux_loss_coef = entropy_coef, router_coef
 
+    @contextlib.contextmanager
+    def _logged_as_one(self, chunks: Sequence[Mapping[str, Any]]) -> Iterator[None]:
+        """Replace what TRL logs of each chunk by what it would have logged of the batch."""
+        logged = self._metrics[self.mode]
+        before = {name: len(values) for name, values in logged.items()}
+        yield
+        tokens = torch.tensor([trained_tokens(chunk) for chunk in chunks], device=self.accelerator.device)
+        weights = self.accelerator.reduce(tokens, reduction="sum").tolist()
+        for name, values in logged.items():
+            first = before.get(name, 0)
+            if len(values) - first == len(chunks):
+                values[first:] = [merged_metric(name, values[first:], weights)]
+        # Logged in the last chunk, where it was that chunk's share.
+        if len(logged.get("entropy_coef", ())) > before.get("entropy_coef", 0):
+            logged["entropy_coef"][-1] = self.entropy_coef
+
     def prediction_step(
         self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[torch.Tensor, None, None]:
         batch = self._prepare_inputs(inputs)
         chunks = split_rows(batch, self.args.per_device_eval_batch_size)
-        losses = [super(EnvironmentSeam, self).prediction_step(model, c, prediction_loss_only)[0] for c in chunks]
-        return torch.stack(losses).sum(), None, None
+        total = trained_tokens(batch)
+        loss = torch.zeros((), device=self.accelerator.device)
+        with self._logged_as_one(chunks):
+            for chunk in chunks:
+                with self._share_of_means(chunk, total, len(chunks)):
+                    loss += super().prediction_step(model, chunk, prediction_loss_only)[0]
+        return loss, None, None
 
     # Checkpoints that resume exactly
+
+    def get_train_dataloader(self) -> DataLoader:
+        """The tasks of training, see [`~trl.GRPOTrainer`]; a resumed epoch goes on in its own order."""
+        return pass_epochs_on(super().get_train_dataloader())
 
     def _get_train_sampler(self, dataset: Any = None) -> Sampler:
         sampler = super()._get_train_sampler(dataset)
@@ -303,12 +335,16 @@ class EnvironmentSeam(GRPOTrainer):
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        # Written before everything else: the trainer state comes last and marks the checkpoint as complete.
-        if not self.args.save_only_model:
-            folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            folder.mkdir(parents=True, exist_ok=True)
-            torch.save(self._loop_state(), folder / _loop_state_name(self.accelerator.process_index))
+        if self.args.save_only_model:
+            return super()._save_checkpoint(model, trial)
+        folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        folder.mkdir(parents=True, exist_ok=True)
+        # Before everything else: what TRL writes last, the trainer's state, says that this was written as well.
+        torch.save(self._loop_state(), folder / _loop_state_name(self.accelerator.process_index))
         super()._save_checkpoint(model, trial)
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            (folder / _FILE_SIZES).write_text(json.dumps(_file_sizes(folder)))
 
     def _loop_state(self) -> dict[str, Any]:
         """What the loop remembers between steps: rollouts that are used in later steps, and metrics not yet logged."""
@@ -317,6 +353,8 @@ class EnvironmentSeam(GRPOTrainer):
             "buffered_inputs": self._buffered_inputs,
             "metrics": dict(self._metrics["train"]),
             "train_step_time": self._current_train_step_time,
+            "loss": self._tr_loss,
+            "logged_step": self._globalstep_last_logged,
         }
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -324,11 +362,72 @@ class EnvironmentSeam(GRPOTrainer):
         path = None if checkpoint is None else Path(checkpoint) / _loop_state_name(self.accelerator.process_index)
         if path is None or not path.exists():
             return
-        state = torch.load(path, map_location=self.accelerator.device, weights_only=True)
+        # In two steps: torch does not load to the device "cpu:0" that accelerate names on several processes.
+        state = send_to_device(torch.load(path, map_location="cpu", weights_only=True), self.accelerator.device)
         self._step = state["step"]
         self._buffered_inputs = state["buffered_inputs"]
         self._metrics["train"].update(state["metrics"])
         self._current_train_step_time = state["train_step_time"]
+        self._resumed_loss = (state["loss"], state["logged_step"])
+
+    def _take_up_loss(self) -> None:
+        """Go on with the loss that was not yet logged when the checkpoint was written: transformers starts it anew."""
+        if self._resumed_loss is not None:
+            loss, self._globalstep_last_logged = self._resumed_loss
+            self._tr_loss += loss
+            # The summary of the run is about the steps since the checkpoint.
+            self._total_loss_scalar -= loss.item()
+            self._resumed_loss = None
+
+
+def merged_metric(name: str, values: Sequence[float], weights: Sequence[float]) -> float:
+    """
+    What TRL would have logged of a batch, from what it logged of the batch's chunks.
+
+    Args:
+        name (`str`):
+            The metric.
+        values (`Sequence[float]`):
+            Its value in each chunk; NaN where there is none.
+        weights (`Sequence[float]`):
+            The trained tokens in each chunk.
+
+    Returns:
+        `float`: the sum of losses, the smallest minimum, the largest maximum, and for all others the mean over tokens.
+    """
+    known = [(value, weight) for value, weight in zip(values, weights, strict=True) if not math.isnan(value)]
+    if not known:
+        return math.nan
+    if name == "policy_loss":
+        return sum(value for value, _ in known)
+    if name.endswith("_min"):
+        return min(value for value, _ in known)
+    if name.endswith("_max"):
+        return max(value for value, _ in known)
+    return sum(value * weight for value, weight in known) / max(1.0, sum(weight for _, weight in known))
+
+
+def pass_epochs_on(dataloader: DataLoader) -> DataLoader:
+    """
+    Let the number of an epoch reach the sampler when the epoch is resumed on several processes.
+
+    accelerate wraps the sampler once to deal it out to the processes and once more to skip what was seen, and looks for it
+    behind one wrapper only. Without this the epoch would go on in the order of the first.
+
+    Args:
+        dataloader (`torch.utils.data.DataLoader`):
+            What accelerate prepared.
+
+    Returns:
+        `torch.utils.data.DataLoader`: the same.
+    """
+    if isinstance(dataloader.batch_sampler, BatchSamplerShard):
+        dataloader.batch_sampler.sampler = dataloader.batch_sampler.batch_sampler.sampler
+    return dataloader
+
+
+# Written last into a checkpoint: the sizes of its files, by which files that were cut or lost are noticed.
+_FILE_SIZES = "agent_files.json"
 
 
 def _loop_state_name(process_index: int) -> str:
@@ -365,7 +464,19 @@ def _is_complete(folder: Path, num_processes: int) -> bool:
     if not all((folder / _loop_state_name(index)).exists() for index in range(num_processes)):
         return False
     try:
-        TrainerState.load_from_json(str(folder / "trainer_state.json"))
+        TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
     except (OSError, json.JSONDecodeError, TypeError):
         return False
-    return True
+    return _recorded_sizes(folder).items() <= _file_sizes(folder).items()
+
+
+def _file_sizes(folder: Path) -> dict[str, int]:
+    return {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+
+
+def _recorded_sizes(folder: Path) -> dict[str, int]:
+    """The sizes of a checkpoint's files; none if the run ended between the trainer's state and their record."""
+    try:
+        return json.loads((folder / _FILE_SIZES).read_text())
+    except (OSError, json.JSONDecodeError):
+        return {}

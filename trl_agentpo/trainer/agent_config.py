@@ -5,6 +5,8 @@ Configuration of training over environments: everything of `GRPOConfig`, and the
 Invariant: a wrong value raises here, with the field, the value and the remedy, before a model is loaded.
 """
 
+import contextlib
+import json
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -136,6 +138,7 @@ class AgentGRPOConfig(GRPOConfig):
         self._check_choices()
         self._check_numbers()
         self._check_groups()
+        self._check_environment_kwargs()
         super().__post_init__()
         self._check_scale_rewards()
 
@@ -188,6 +191,23 @@ class AgentGRPOConfig(GRPOConfig):
             raise ValueError(
                 "`use_adaptive_entropy`=True is not supported: its controller averages over batches of equal size. Set "
                 "`entropy_coef` to a fixed value."
+            )
+        if self.multi_objective_aggregation != "sum_then_normalize":
+            raise ValueError(
+                f"`multi_objective_aggregation`={self.multi_objective_aggregation!r} is not supported: the rewards of an "
+                "episode are summed before they are compared within its group. Leave it at 'sum_then_normalize', and weigh "
+                "the rewards with `reward_weights`."
+            )
+
+    def _check_environment_kwargs(self) -> None:
+        # Here and not in `transformers`, whose message would not name the field.
+        given = self.environment_kwargs
+        with contextlib.suppress(json.JSONDecodeError):
+            self.environment_kwargs = json.loads(given) if isinstance(given, str) else given
+        if not isinstance(self.environment_kwargs, dict | None):
+            raise ValueError(
+                f"`environment_kwargs` must be a dict, or a JSON object on the command line, got {given!r}. Write it as "
+                """--environment_kwargs '{"is_slippery": false}'."""
             )
 
     def _check_scale_rewards(self) -> None:

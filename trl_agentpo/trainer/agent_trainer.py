@@ -24,6 +24,7 @@ from transformers import (
     ProcessorMixin,
     TrainerCallback,
 )
+from transformers.trainer_utils import has_length
 from trl.trainer.utils import get_config_model_id
 
 from .. import environment as contract
@@ -256,8 +257,11 @@ class AgentGRPOTrainer(EnvironmentSeam):
         prompts, completions = _transcripts(episodes, self.rollout.task)
         rewards = self._reward(inputs, episodes, prompts, completions)
         turns = self._turn_arrays(episodes, rewards)
+        selected = self.select_episodes(turns)
+        # What is not trained on must not count where every turn or episode is to count the same.
+        turns.num_tokens[~selected] = 0
         advantages = self.compute_advantages(turns) * normalization_weights(turns, self.args.loss_normalization)
-        rows, turn_advantages = self._rows(episodes, turns, advantages)
+        rows, turn_advantages = self._rows(episodes, turns, selected, advantages)
         self._log_episodes(episodes)
         return Collected(
             prompts, completions, rows, turn_advantages, rewards, _mean_by_episode(turns, advantages, len(rewards))
@@ -283,10 +287,13 @@ class AgentGRPOTrainer(EnvironmentSeam):
         return concatenate(gather_object([local]))
 
     def _rows(
-        self, episodes: list[Episode], turns: TurnArrays, advantages: NDArray[np.float64]
+        self,
+        episodes: list[Episode],
+        turns: TurnArrays,
+        selected: NDArray[np.bool_],
+        advantages: NDArray[np.float64],
     ) -> tuple[list[TokenRow], NDArray[np.float64]]:
         """The rows of this process's selected turns, padded to a number common to all processes."""
-        selected = self.select_episodes(turns)
         first = self.accelerator.process_index * len(episodes)
         local = (turns.episode_ids >= first) & (turns.episode_ids < first + len(episodes))
         kept = set(turns.episode_ids[local & selected].tolist())
@@ -316,8 +323,14 @@ class AgentGRPOTrainer(EnvironmentSeam):
         self._log_seconds(episodes)
 
     def _gather_evaluated(self, values: list[Any]) -> list[Any]:
-        # The last batch of an evaluation is filled up with tasks that were played already; this drops them.
-        return self.accelerator.gather_for_metrics(values, use_gather_object=True)
+        """All processes' values, without those of tasks that were played already and only fill up the last batch."""
+        gathered = gather_object(values)
+        dataloader = self.accelerator.gradient_state.active_dataloader
+        if not self.accelerator.gradient_state.end_of_dataloader or not has_length(dataloader.dataset):
+            return gathered
+        # Not accelerate's own remainder, which takes every task to be played once.
+        num_episodes = len(dataloader.dataset) * self.num_generations_eval
+        return gathered[: num_episodes % dataloader.total_batch_size or None]
 
     def _log_lengths(self, lengths: list[int], cut: list[float]) -> None:
         self.count_tokens(sum(lengths))

@@ -71,6 +71,7 @@ class GiGPOConfig(AgentGRPOConfig):
             "context": "window",
             "history_length": 2,
             "beta": 0.01,
+            "use_bias_correction_kl": False,
             "epsilon": 0.2,
         }
         return cls(**{**preset, **overrides})

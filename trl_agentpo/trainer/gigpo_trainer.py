@@ -71,17 +71,22 @@ class GiGPOTrainer(AgentGRPOTrainer):
         Returns:
             `NDArray[np.float64]` of shape `(num_turns,)`: one advantage per turn.
         """
-        advantages = self._advantages(turns, self.args.step_advantage_weight)
-        episode_level = self._advantages(turns, 0.0)
-        self._log_credit(turns, episode_level, self._advantages(turns, 1.0) - episode_level)
+        # Buckets are anchors too: turns of one bucket met one state. Similar anchors are thus matched only once.
+        buckets = anchor_buckets(turns.group_ids, turns.anchors, anchor_similarity=self.args.anchor_similarity)
+        advantages = self._advantages(turns, buckets, self.args.step_advantage_weight)
+        episode_level = self._advantages(turns, buckets, 0.0)
+        step_level = self._advantages(turns, buckets, 1.0) - episode_level
+        self._log_credit(buckets, episode_level, step_level)
         return advantages
 
-    def _advantages(self, turns: TurnArrays, step_advantage_weight: float) -> NDArray[np.float64]:
+    def _advantages(
+        self, turns: TurnArrays, buckets: NDArray[np.int64], step_advantage_weight: float
+    ) -> NDArray[np.float64]:
         return gigpo_advantages(
             turns.rewards,
             turns.episode_ids,
             turns.group_ids,
-            turns.anchors,
+            buckets.tolist(),
             gamma=self.args.gamma,
             step_advantage_weight=step_advantage_weight,
             scale_rewards=self.args.scale_rewards,
@@ -90,14 +95,12 @@ class GiGPOTrainer(AgentGRPOTrainer):
             invalid=turns.invalid,
             invalid_action_penalty=self.args.invalid_action_penalty,
             invalid_penalty_mode=self.args.invalid_penalty_mode,
-            anchor_similarity=self.args.anchor_similarity,
         )
 
     def _log_credit(
-        self, turns: TurnArrays, episode_level: NDArray[np.float64], step_level: NDArray[np.float64]
+        self, buckets: NDArray[np.int64], episode_level: NDArray[np.float64], step_level: NDArray[np.float64]
     ) -> None:
-        buckets = anchor_buckets(turns.group_ids, turns.anchors, anchor_similarity=self.args.anchor_similarity)
-        sizes = np.bincount(buckets) if len(turns) else np.zeros(0, dtype=np.int64)
+        sizes = np.bincount(buckets)
         self.log_values("anchors/shared_turns", (sizes[buckets] >= 2).astype(float).tolist())
         self.log_values("anchors/mean_bucket_size", sizes.astype(float).tolist())
         for least, most in _BUCKET_SIZES:

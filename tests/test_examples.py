@@ -1,0 +1,54 @@
+# Copyright 2026 The trl-agentpo Team. Licensed under the Apache License, Version 2.0.
+"""The examples run, as a user starts them, with an untrained model and for two steps."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+QUICKSTART = str(Path(__file__).parents[1] / "examples" / "quickstart.py")
+
+SHORT = [
+    *("--max_steps", "2", "--num_tasks", "4", "--eval_episodes", "6", "--max_turns", "2", "--logging_steps", "1"),
+    *("--max_completion_length", "4", "--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "2"),
+    *("--use_cpu", "--bf16", "False", "--gradient_checkpointing", "False"),
+]
+
+
+def run(command: list[str], folder: Path) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true"}
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def check_report(output: str, folder: Path) -> None:
+    """All players are reported on both panels, and the curve is a picture."""
+    lines = output.splitlines()
+    for player in ("random player", "untrained policy", "trained policy"):
+        (line,) = [line for line in lines if line.startswith(player)]
+        assert line.count("%") == 6
+    assert (folder / "quickstart-output" / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("trainer", ["gigpo", "grpo"])
+def test_quickstart(random_model: str, tmp_path: Path, trainer: str) -> None:
+    output = run([sys.executable, QUICKSTART, "--model", random_model, "--trainer", trainer, *SHORT], tmp_path)
+    check_report(output, tmp_path)
+
+
+def test_quickstart_with_lora_on_another_environment(random_model: str, tmp_path: Path) -> None:
+    options = ["--environment", "trl_agentpo/Sokoban-v0", "--environment_kwargs", '{"size": [5, 5]}', "--use_peft"]
+    output = run([sys.executable, QUICKSTART, "--model", random_model, *options, *SHORT], tmp_path)
+    check_report(output, tmp_path)
+    assert (tmp_path / "quickstart-output" / "adapter_model.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_quickstart_on_two_processes(random_model: str, tmp_path: Path) -> None:
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--cpu"]
+    output = run([*launch, QUICKSTART, "--model", random_model, *SHORT], tmp_path)
+    check_report(output, tmp_path)
