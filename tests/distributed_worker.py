@@ -6,7 +6,6 @@ One of two processes that train together, for tests/trainer/test_distributed.py:
 """
 
 import pickle
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from support import Corridor
-from trainer_support import Gradients, loss_rows, make_trainer, played_episodes, spy, training_logs
+from trainer_support import AnywhereCorridor, Gradients, loss_rows, make_trainer, played_episodes, spy, training_logs
 
 from trl_agentpo import AgentGRPOTrainer, GiGPOTrainer
 
@@ -114,21 +113,26 @@ def resumed_epoch(model: str, folder: Path) -> dict[str, Any]:
         "per_device_train_batch_size": 4,
         "num_tasks": 6,
         "max_steps": 5,
-        "max_turns": 1,
+        "max_turns": 2,
+        "environment": AnywhereCorridor,
+        "environment_kwargs": {"length": 9},
         "save_strategy": "steps",
         "save_steps": 1,
     }
     unbroken = make(AgentGRPOTrainer, model, folder / "resumed", **options)
+    played = played_episodes(unbroken)
     unbroken.train()
     unbroken.accelerator.wait_for_everyone()
     if unbroken.is_world_process_zero():
         (folder / "resumed" / "checkpoint-5" / "agent_state_1.pt").unlink()
-        shutil.copytree(folder / "resumed" / "checkpoint-4", folder / "written")
     unbroken.accelerator.wait_for_everyone()
     resumed = make(AgentGRPOTrainer, model, folder / "resumed", **options)
     episodes = played_episodes(resumed)
     resumed.train(resume_from_checkpoint=True)
-    return {"unbroken": training_logs(unbroken), "resumed": training_logs(resumed), "num_rollouts": len(episodes)}
+    return {
+        "logs": [training_logs(unbroken), training_logs(resumed)],
+        "tasks": [[[episode.seed for episode in batch] for batch in batches] for batches in (played, episodes)],
+    }
 
 
 def main(model: str, folder: Path) -> None:

@@ -10,13 +10,14 @@ Every run of `RUNS` is started in a process of its own, with its output in a fol
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from datasets import IterableDataset
 from peft import LoraConfig
-from trainer_support import make_trainer
+from trainer_support import AnywhereCorridor, make_trainer
 
 from trl_agentpo import AgentGRPOTrainer, GiGPOTrainer
 
@@ -47,6 +48,11 @@ class Run:
     last_saved: int
     trainer_class: type[AgentGRPOTrainer] = AgentGRPOTrainer
     arguments: dict[str, Any] = field(default_factory=dict)
+
+
+def tasks() -> Iterator[dict[str, int]]:
+    """A stream of tasks."""
+    yield from ({"seed": number} for number in range(1000))
 
 
 RUNS = {
@@ -86,6 +92,13 @@ RUNS = {
         5,
         4,
     ),
+    "stream": Run(
+        {"max_steps": 4, "save_steps": 1},
+        "_compute_loss",
+        3,
+        3,
+        arguments={"train_dataset": IterableDataset.from_generator(tasks)},
+    ),
     "while-saving": Run({"num_tasks": 4, "max_steps": 5, "save_steps": 1}, "_save_rng_state", 4, 3),
     "adapter": Run(
         {"num_tasks": 4, "max_steps": 4, "save_steps": 1},
@@ -100,8 +113,9 @@ RUNS = {
 def make_run(name: str, model: str, folder: Path) -> AgentGRPOTrainer:
     """The trainer of a run."""
     run = RUNS[name]
-    options = {"save_strategy": "steps", **run.options}
-    return make_trainer(run.trainer_class, model, folder / name, arguments=run.arguments, **options)
+    options = {"environment": AnywhereCorridor, "environment_kwargs": {"length": 9}, "max_turns": 6}
+    options |= {"save_strategy": "steps", "arguments": run.arguments, **run.options}
+    return make_trainer(run.trainer_class, model, folder / name, **options)
 
 
 def train_and_die(name: str, model: str, folder: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import byte_tokenizer
+from tokenizers.processors import TemplateProcessing
 from transformers import Qwen2Tokenizer
 
 from trl_agentpo.context import ChatTokens, FullHistory, MessageContext, TaskPrompt, Window, show
@@ -111,6 +112,10 @@ def tokenizer_of(family: Family) -> Qwen2Tokenizer:
     tokenizer = byte_tokenizer()
     tokenizer.add_tokens([*family.markup, family.end], special_tokens=True)
     tokenizer.chat_template = family.template
+    if "<bos>" in family.markup:
+        # Such tokenizers put their first token before every text, and their templates write it themselves.
+        first = ("<bos>", tokenizer.convert_tokens_to_ids("<bos>"))
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<bos> $A", special_tokens=[first])
     return tokenizer
 
 
@@ -218,6 +223,12 @@ def test_arguments_of_the_template_hold_at_every_turn() -> None:
     chat = ChatTokens(tokenizer, {"enable_thinking": False})
     turns = play(chat, ["one", "two", "three"], [encode(tokenizer, "x" + END_OF_TURN)] * 2)
     assert [tokenizer.decode(turn.prompt_ids).endswith("<think>\n\n</think>\n\n") for turn in turns] == [True] * 3
+
+
+def test_a_message_may_hold_what_the_template_is_probed_with(tokenizer: Qwen2Tokenizer) -> None:
+    message = "⁂reply⁂ and ⁂question⁂"
+    expected = f"<|im_end|>\n<|im_start|>user\n{message}<|im_end|>\n<|im_start|>assistant\n"
+    assert ChatTokens(tokenizer).continuation(message, None) == encode(tokenizer, expected)
 
 
 def test_a_prompt_shares_no_list_with_the_turns(tokenizer: Qwen2Tokenizer) -> None:

@@ -295,6 +295,14 @@ def test_an_error_names_the_environment_and_not_its_wrapper() -> None:
     assert "TimeLimit" not in message
 
 
+def test_an_error_in_the_middle_of_an_episode_names_the_environment_too() -> None:
+    environment = make(lambda: gymnasium.wrappers.OrderEnforcing(Echo(move=("x", None, False, False, {}))))
+    contract.reset(environment, 0)
+    assert "Echo.step" in message_of(EnvironmentContractError, lambda: contract.step(environment, "a"))
+    environment.unwrapped.start = None
+    assert "Echo.reset" in message_of(EnvironmentContractError, lambda: contract.reset(environment, 0))
+
+
 def test_a_wrapper_may_turn_an_ordinary_environment_into_one_that_fits() -> None:
     class Told(TransformObservation):
         instructions = "Push the cart: 0 or 1."

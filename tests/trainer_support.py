@@ -32,6 +32,16 @@ SMALL: dict[str, Any] = {
     "learning_rate": 1e-2,
 }
 
+
+class AnywhereCorridor(Corridor):
+    """A corridor whose start depends on the seed, so that runs on other tasks are other runs."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        self.cell = int(self.np_random.integers(self.length - 1))
+        return self._text(), {"anchor": self.cell}
+
+
 # Metrics that measure the machine and not the run.
 CLOCKS = ("time/", "_time", "_runtime", "_per_second")
 

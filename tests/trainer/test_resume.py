@@ -31,6 +31,7 @@ def killed(random_model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_a_killed_run_ends_as_an_unbroken_one(random_model: str, tmp_path: Path, killed: Path, name: str) -> None:
     unbroken = make_run(name, random_model, tmp_path)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from accelerate.data_loader import prepare_data_loader, skip_first_batches
 from torch.utils.data import DataLoader
-from trainer_support import Gradients, make_trainer, metrics_of, relative_error, spy, training_logs
+from trainer_support import Gradients, log_probabilities, make_trainer, metrics_of, relative_error, spy, training_logs
 from trl import GRPOTrainer
 
 from trl_agentpo import AgentGRPOTrainer
@@ -50,19 +50,22 @@ def test_the_contract_names_every_overridden_method_of_trl() -> None:
     assert {"_generate", "training_step", "_calculate_rewards"} <= overridden
 
 
-def canned(num_prompts: int, num_rows: int, num_padding: int = 0, seed: int = 0) -> Collected:
+def canned(num_prompts: int, num_rows: int, num_padding: int = 0, with_logprobs: bool = False) -> Collected:
     """What a rollout could have returned: rows of several turns, with tokens of the environment between them."""
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     rows = []
     for number in range(num_rows):
         lengths = generator.integers(1, 6, size=3)
         turns = [2 * number] * lengths[0] + [NOT_TRAINED] * lengths[1] + [2 * number + 1] * lengths[2]
         prompt = generator.integers(0, 200, size=generator.integers(3, 12)).tolist()
-        rows.append(TokenRow(prompt, generator.integers(0, 200, size=len(turns)).tolist(), turns))
+        row = TokenRow(prompt, generator.integers(0, 200, size=len(turns)).tolist(), turns)
+        if with_logprobs:  # As far from the untrained model's, about -5.6, as no real sampler's would be.
+            row.logprobs = [float(generator.normal(-5.6)) * trained for trained in row.mask]
+        rows.append(row)
     return Collected(
         prompts=[[{"role": "user", "content": f"question {n}"}] for n in range(num_prompts)],
         completions=[[{"role": "assistant", "content": f"answer {n}"}] for n in range(num_prompts)],
-        rows=rows + [padding_row(0, False) for _ in range(num_padding)],
+        rows=rows + [padding_row(0, with_logprobs) for _ in range(num_padding)],
         turn_advantages=generator.normal(size=2 * num_rows),
         rewards=torch.as_tensor(generator.normal(size=(num_prompts, 1))),
         episode_advantages=generator.normal(size=num_prompts).tolist(),
@@ -133,6 +136,24 @@ def test_chunks_add_up_to_the_whole_batch(random_model: str, tmp_path: Path, ter
         assert_same_logs(logs, whole_logs)
 
 
+def test_only_the_last_chunk_of_an_update_is_synchronised(random_model: str, tmp_path: Path) -> None:
+    # Processes exchange gradients, and DeepSpeed steps, once an update.
+    trainer = make_trainer(
+        AgentGRPOTrainer, random_model, tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=2
+    )
+    trainer.collect = lambda inputs: canned(len(inputs), 6)
+    trainer.args.per_device_train_batch_size = 1
+    compute_loss, synchronised = trainer._compute_loss, []
+
+    def watched(*args: Any) -> torch.Tensor:
+        synchronised.append(trainer.accelerator.sync_gradients)
+        return compute_loss(*args)
+
+    trainer._compute_loss = watched
+    trainer.train()
+    assert synchronised == [False] * 5 + [True]
+
+
 def test_off_policy_steps_are_clipped(random_model: str, tmp_path: Path) -> None:
     # Otherwise the tests above would not see the clip.
     _, logs, _ = run(random_model, tmp_path, **OFF_POLICY)
@@ -157,6 +178,29 @@ def test_the_logged_entropy_is_the_mean_over_trained_tokens(random_model: str, t
         distribution = torch.distributions.Categorical(logits=logits[len(row.prompt_ids) - 1 : -1])
         entropies += distribution.entropy()[torch.tensor(row.mask).bool()].tolist()
     assert logs[0]["entropy"] == pytest.approx(np.mean(entropies), rel=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [1, 100])
+def test_log_probabilities_of_a_sampler_correct_the_loss(random_model: str, tmp_path: Path, chunk: int) -> None:
+    # Without vLLM: what it would have returned is in the rows.
+    trainer = make_trainer(AgentGRPOTrainer, random_model, tmp_path, learning_rate=0.0)
+    collected = canned(8, 6, num_padding=3, with_logprobs=True)
+    trainer.collect = lambda inputs: collected
+    trainer.use_vllm = True
+    trainer.args.per_device_train_batch_size = chunk
+    trainer.train()
+    total, weights = 0.0, []
+    for row in collected.rows[:6]:
+        with torch.no_grad():
+            own = log_probabilities(trainer.model, (*row.prompt_ids, *row.completion_ids))[len(row.prompt_ids) :]
+        for place, turn in enumerate(row.turn_indices):
+            if turn != NOT_TRAINED:
+                weights.append(min(float(torch.exp(own[place] - row.logprobs[place])), 3.0))
+                total -= weights[-1] * collected.turn_advantages[turn]
+    assert min(weights) < 0.5 and max(weights) == 3.0
+    (log,) = training_logs(trainer)
+    assert log["loss"] == pytest.approx(total / len(weights), rel=1e-4)
+    assert log["sampling/importance_sampling_ratio/mean"] == pytest.approx(np.mean(weights), rel=1e-4)
 
 
 def test_chunks_are_as_wide_as_their_own_rows(random_model: str, tmp_path: Path) -> None:

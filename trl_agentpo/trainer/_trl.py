@@ -276,6 +276,8 @@ class EnvironmentSeam(GRPOTrainer):
         logged = self._metrics[self.mode]
         before = {name: len(values) for name, values in logged.items()}
         yield
+        if len(chunks) == 1:
+            return
         tokens = torch.tensor([trained_tokens(chunk) for chunk in chunks], device=self.accelerator.device)
         weights = self.accelerator.reduce(tokens, reduction="sum").tolist()
         for name, values in logged.items():
