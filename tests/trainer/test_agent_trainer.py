@@ -500,6 +500,33 @@ def test_a_batch_in_which_all_crash_changes_nothing(random_model: str, tmp_path:
     assert json.loads(json.dumps(trainer.state.log_history, allow_nan=False))
 
 
+class BreaksInTheSecondUpdate(TrainerCallback):
+    """Breaks the environments once the optimizer has momentum, and keeps the weights of each step."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.monkeypatch = monkeypatch
+        self.weights: list[dict[str, torch.Tensor]] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.weights.append(copy.deepcopy(kwargs["model"].state_dict()))
+        self.monkeypatch.setattr(Corridor, "step", Broken.step)
+
+
+def test_nothing_to_learn_from_moves_no_weight_though_the_optimizer_has_momentum(
+    random_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer(AgentGRPOTrainer, random_model, tmp_path, max_steps=2, weight_decay=0.1)
+    before = copy.deepcopy(trainer.model.state_dict())
+    callback = BreaksInTheSecondUpdate(monkeypatch)
+    trainer.add_callback(callback)
+    trainer.train()
+    first, second = callback.weights
+    assert any(not torch.equal(value, before[name]) for name, value in first.items())
+    assert all(torch.equal(value, first[name]) for name, value in second.items())
+    assert training_logs(trainer)[1]["update_skipped"] == 1.0
+    assert "update_skipped" not in training_logs(trainer)[0]
+
+
 def test_all_crash_with_gigpo_and_in_evaluation(random_model: str, tmp_path: Path) -> None:
     trainer = make_trainer(GiGPOTrainer, random_model, tmp_path, environment=Broken, num_eval_tasks=3)
     trainer.train()

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.data_loader import BatchSamplerShard
+from accelerate.logging import get_logger
 from accelerate.utils import send_to_device
 from numpy.typing import NDArray
 from torch import nn
@@ -34,6 +35,8 @@ from trl.trainer.utils import RepeatSampler
 from ..context import Message
 from ..rows import Rows, TokenRow, split_rows, token_advantages, trained_tokens
 
+
+logger = get_logger(__name__)
 
 CONTRACT: dict[str, tuple[str, ...]] = {
     "_generate": ("self", "prompts"),
@@ -226,6 +229,8 @@ class EnvironmentSeam(GRPOTrainer):
         start = time.perf_counter()
         batch = self._prepare_inputs(inputs)
         prepared = time.perf_counter()
+        if batch["num_items_in_batch"] == 0:
+            return self._skip_update()
         chunks = split_rows(batch, self.args.per_device_train_batch_size)
         total = trained_tokens(batch)
         loss = torch.zeros((), device=self.accelerator.device)
@@ -239,6 +244,13 @@ class EnvironmentSeam(GRPOTrainer):
                 loss += super().training_step(model, chunks[-1], num_items_in_batch)
         self._log_training_seconds(time.perf_counter() - prepared)
         return loss
+
+    def _skip_update(self) -> torch.Tensor:
+        """Leave the weights as they are: without gradients the optimizer does nothing, momentum and decay included."""
+        logger.warning("No token of this batch can be learnt from; the update is skipped.")
+        self.log_values("update_skipped", [1.0])
+        self._step += 1
+        return torch.zeros((), device=self.accelerator.device)
 
     def _log_training_seconds(self, seconds: float) -> None:
         """Report the time of forward and backward passes once per optimizer step."""
