@@ -41,5 +41,5 @@ $(VENV)/.examples $(VENV)/.dev: $(VENV)/.%: $(VENV)/.torch $(REQUIREMENTS)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist quickstart-output *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

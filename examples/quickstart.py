@@ -16,7 +16,6 @@ Every option of `GiGPOConfig` and of TRL's `ModelConfig` (LoRA, quantization) is
 
 import json
 import os
-import sys
 import time
 from dataclasses import dataclass, field
 
@@ -31,13 +30,15 @@ from matplotlib import pyplot
 from transformers import ProgressCallback
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
-from trl_agentpo import AgentGRPOTrainer, GiGPOConfig, GiGPOTrainer
+from trl_agentpo import ActionFormat, AgentGRPOTrainer, FullHistory, GiGPOConfig, GiGPOTrainer, Window
 from trl_agentpo.callbacks import SuccessProgressCallback
+from trl_agentpo.environment import vocabulary_of
 from trl_agentpo.evaluation import SuccessRate, play_at_random
 from trl_agentpo.tasks import draw_task_seeds
 from trl_agentpo.testing import tiny_policy
 
 
+FROZEN_LAKE = "trl_agentpo/FrozenLake-v0"
 TRAINERS = {"gigpo": GiGPOTrainer, "grpo": AgentGRPOTrainer}
 
 # What the tiny policy needs: a KL term and a firm penalty on bad form keep it from forgetting how to answer, and several
@@ -69,7 +70,7 @@ class ScriptArguments:
     model: str | None = field(
         default=None, metadata={"help": "A model id or folder. Default: a tiny policy made here."}
     )
-    environment: str = field(default="trl_agentpo/FrozenLake-v0", metadata={"help": "A gymnasium id."})
+    environment: str = field(default=FROZEN_LAKE, metadata={"help": "A gymnasium id."})
     trainer: str = field(default="gigpo", metadata={"help": "'gigpo' or 'grpo'.", "choices": list(TRAINERS)})
     eval_episodes: int = field(default=256, metadata={"help": "Episodes played on each panel, before and after."})
 
@@ -77,25 +78,35 @@ class ScriptArguments:
 def main(script: ScriptArguments, args: GiGPOConfig, model_config: ModelConfig) -> None:
     """Evaluate, train, evaluate, and draw the curve."""
     started = time.perf_counter()
-    model = script.model or make_tiny_policy(script, args)
+    model = named_model(script, model_config)
+    if model is not None:
+        args.model_init_kwargs = {
+            "revision": model_config.model_revision,
+            "attn_implementation": model_config.attn_implementation,
+            "dtype": model_config.dtype,
+        }
     trainer = TRAINERS[script.trainer](
-        model=model,
+        model=model or make_tiny_policy(script, args),
         environment_factory=script.environment,
         args=args,
-        quantization_config=get_quantization_config(model_config) if script.model else None,
+        quantization_config=get_quantization_config(model_config),
         peft_config=get_peft_config(model_config),
     )
     trainer.remove_callback(ProgressCallback)
     trainer.add_callback(SuccessProgressCallback())
     panels = make_panels(trainer.train_dataset, args.seed, script.eval_episodes)
-    players = {"random player": {name: play(script, args, panel["seed"]) for name, panel in panels.items()}}
+    players = {}
+    if vocabulary_of(trainer.pool[0]):
+        players["random player"] = {name: play(script, args, panel["seed"]) for name, panel in panels.items()}
     players["untrained policy"] = evaluate(trainer, panels)
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
     players["trained policy"] = evaluate(trainer, panels)
     trainer.save_model()
     if trainer.is_world_process_zero():
         report(players, script.eval_episodes)
-        curve = draw_curve(trainer.state.log_history, players, args.output_dir)
+        curve = draw_curve(
+            trainer.state.log_history, players, args.output_dir, f"{script.trainer} on {script.environment}"
+        )
         print(
             f"\nLearning curve: {curve}\nTrained policy: {args.output_dir}\nTime: {time.perf_counter() - started:.0f} s"
         )
@@ -103,11 +114,25 @@ def main(script: ScriptArguments, args: GiGPOConfig, model_config: ModelConfig) 
         trainer.push_to_hub()
 
 
+def named_model(script: ScriptArguments, model_config: ModelConfig) -> str | None:
+    """The model the user named, with this script's option or with TRL's."""
+    return script.model or model_config.model_name_or_path
+
+
 def make_tiny_policy(script: ScriptArguments, args: GiGPOConfig) -> str:
     """The tiny policy, built by one process and found in the cache by the others."""
     with args.main_process_first(desc="warm start"):
-        print("Warming up a tiny policy: it learns to say what it sees, and acts at random (kept for the next time).")
-        return tiny_policy(script.environment, args.environment_keywords)
+        if args.process_index == 0:
+            print(
+                "Warming up a tiny policy: it learns to say what it sees, and acts at random (kept for the next time)."
+            )
+        return tiny_policy(
+            script.environment,
+            args.environment_keywords,
+            action_format=ActionFormat(args.action_format, args.require_thinking, args.max_actions_per_turn),
+            context=FullHistory() if args.context == "full_history" else Window(args.history_length),
+            max_turns=args.max_turns,
+        )
 
 
 def make_panels(train_dataset: Dataset, seed: int, episodes: int) -> dict[str, Dataset]:
@@ -140,15 +165,15 @@ def report(players: dict[str, dict[str, SuccessRate]], episodes: int) -> None:
         print(f"{player:18}" + "".join(f"{rates[name]!s:>28}" for name in names))
 
 
-def draw_curve(history: list[dict], players: dict[str, dict[str, SuccessRate]], folder: str) -> str:
+def draw_curve(history: list[dict], players: dict[str, dict[str, SuccessRate]], folder: str, title: str) -> str:
     """Success of the training episodes over the updates, with the players beside it."""
     points = [(log["step"], log["success"]) for log in history if "success" in log]
     figure, axes = pyplot.subplots(figsize=(7, 4))
     axes.plot(*zip(*points, strict=True), color="C0", label="training episodes")
-    for colour, (player, rates) in zip(("C7", "C1", "C2"), players.items(), strict=True):
+    for colour, (player, rates) in zip(("C1", "C2", "C7"), reversed(players.items()), strict=False):
         for style, (name, rate) in zip(("--", ":"), rates.items(), strict=True):
             axes.axhline(rate.rate, color=colour, linestyle=style, linewidth=1, label=f"{player}, {name}")
-    axes.set(xlabel="optimizer step", ylabel="success", ylim=(0, 1), title="GiGPO on FrozenLake")
+    axes.set(xlabel="optimizer step", ylabel="success", ylim=(0, 1), title=title)
     axes.legend(fontsize=7)
     figure.tight_layout()
     path = os.path.join(folder, "learning_curve.png")
@@ -157,10 +182,15 @@ def draw_curve(history: list[dict], players: dict[str, dict[str, SuccessRate]], 
 
 
 if __name__ == "__main__":
+    first_look = TrlParser((ScriptArguments, ModelConfig))
+    script_arguments, model_arguments, _ = first_look.parse_args_and_config(
+        return_remaining_strings=True, fail_with_unknown_args=False
+    )
     parser = TrlParser((ScriptArguments, GiGPOConfig, ModelConfig))
     parser.set_defaults(output_dir="quickstart-output", logging_steps=4, save_strategy="no", report_to="none")
-    parser.set_defaults(environment_kwargs=json.dumps({"is_slippery": False}))
-    if not any(flag.split("=")[0] == "--model" for flag in sys.argv):
+    if script_arguments.environment == FROZEN_LAKE:
+        parser.set_defaults(environment_kwargs=json.dumps({"is_slippery": False}))
+    if named_model(script_arguments, model_arguments) is None:
         parser.set_defaults(**TINY)
         # A model this small is no faster with more threads, and many times slower where processes share the cores.
         torch.set_num_threads(1)

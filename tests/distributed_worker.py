@@ -91,6 +91,26 @@ def one_process_without_rows(model: str, folder: Path) -> dict[str, Any]:
     return record(trainer, gradients)
 
 
+def last_batch_without_rows(model: str, folder: Path) -> dict[str, Any]:
+    """An update of two rollouts: all episodes of the second crash, on both processes."""
+    gradients = Gradients()
+    trainer = make(
+        AgentGRPOTrainer,
+        model,
+        folder / "last-crashes",
+        environment=Crashing,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        steps_per_generation=1,
+        shuffle_dataset=False,
+        arguments={
+            "callbacks": [gradients],
+            "train_dataset": Dataset.from_dict({"seed": [1, 2, 3, 4], "crashes": [False, False, True, True]}),
+        },
+    )
+    return record(trainer, gradients)
+
+
 def evaluation(model: str, folder: Path, num_generations_eval: int, batch: int) -> dict[str, Any]:
     """Five tasks, a number that does not divide among the processes."""
     trainer = make(
@@ -140,6 +160,7 @@ def main(model: str, folder: Path) -> None:
     records = {
         "straddling": straddling_groups(model, folder),
         "crashes": one_process_without_rows(model, folder),
+        "last-crashes": last_batch_without_rows(model, folder),
         "evaluation": [evaluation(model, folder, *setting) for setting in ((1, 2), (2, 4))],
         "resumed": resumed_epoch(model, folder),
     }

@@ -1,6 +1,8 @@
 # Copyright 2026 The trl-agentpo Team. Licensed under the Apache License, Version 2.0.
 """Replies and what they say to do: worked cases for every malformation, and arbitrary text."""
 
+from typing import Any
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -22,7 +24,7 @@ junk = st.lists(
 
 
 def read(reply: str, tag: str = "action", require_thinking: bool = True) -> ParsedResponse:
-    return ActionFormat(tag, require_thinking)(reply)
+    return ActionFormat(tag, require_thinking, max_actions=4)(reply)
 
 
 # The asked-for form
@@ -68,6 +70,27 @@ def test_thinking_that_nobody_asked_for_is_kept() -> None:
 )
 def test_actions_are_separated_by_two_bars(block: str, actions: tuple[str, ...]) -> None:
     assert read(f"<think></think><action>{block}</action>") == ParsedResponse(actions, True, "")
+
+
+@pytest.mark.parametrize(
+    ("action_format", "actions"),
+    [
+        (ActionFormat("action", max_actions=1), ("search[red || blue]",)),
+        (ActionFormat("action", max_actions=2), ("search[red", "blue]")),
+        (ActionFormat("answer", max_actions=1), ("search[red", "blue]")),
+    ],
+)
+def test_where_one_action_is_asked_for_the_bars_are_part_of_it(
+    action_format: ActionFormat, actions: tuple[str, ...]
+) -> None:
+    reply = f"<think></think><{action_format.tag}>search[red || blue]</{action_format.tag}>"
+    assert action_format(reply).actions == actions
+
+
+@pytest.mark.parametrize("actions", ["right", ["right"], (1,), None])
+def test_actions_that_are_no_tuple_of_strings_are_refused(actions: Any) -> None:
+    with pytest.raises(TypeError, match="`actions` must be a tuple of strings"):
+        ParsedResponse(actions)
 
 
 def test_tags_may_be_in_any_case_and_actions_keep_theirs() -> None:

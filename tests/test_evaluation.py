@@ -58,6 +58,20 @@ def test_random_walk_to_the_end_of_a_corridor() -> None:
     assert rate.rate == pytest.approx(0.25, abs=0.03)
 
 
+def test_free_text_cannot_be_played_at_random() -> None:
+    class Essay(TextEnvironment):
+        instructions = "Write."
+
+        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict]:
+            return "", {}
+
+        def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+            return "", 0.0, True, False, {}
+
+    with pytest.raises(ValueError, match="Essay takes free text"):
+        play_at_random(Essay, [1], max_turns=1)
+
+
 def test_the_player_stops_where_the_episode_ends() -> None:
     class Once(TextEnvironment):
         instructions = "Do it."

@@ -73,7 +73,7 @@ def requirements(extra=None):
 def wheel(tmp_path_factory):
     # A copy is built, so that neither a stale build/ gets into the wheel nor a new one into the repository.
     source = tmp_path_factory.mktemp("source")
-    ignored = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "runs", "outputs")
+    ignored = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "runs", "outputs", "*-output")
     shutil.copytree(REPOSITORY, source, ignore=ignored, dirs_exist_ok=True)
     # Without options, build makes the source distribution and then the wheel from it: both are complete or this fails.
     run(sys.executable, "-m", "build", "--no-isolation", source)

@@ -7,6 +7,7 @@ import gymnasium
 import pytest
 from support import Corridor
 
+from trl_agentpo.environment import EnvironmentContractError
 from trl_agentpo.pool import EnvironmentPool
 
 
@@ -24,6 +25,15 @@ def test_every_place_has_its_own_environment_built_once() -> None:
     first = [pool[place] for place in range(4)]
     assert len({id(environment) for environment in first}) == 4
     assert all(pool[place] is environment for place, environment in enumerate(first))
+
+
+def test_one_environment_in_two_places_is_refused() -> None:
+    """Two episodes would move the same state."""
+    shared = Corridor()
+    pool = EnvironmentPool(lambda: shared)
+    assert pool[0] is shared
+    with pytest.raises(EnvironmentContractError, match="one and the same Corridor twice"):
+        pool[1]
 
 
 def test_nothing_is_built_before_it_is_needed() -> None:

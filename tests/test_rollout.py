@@ -93,7 +93,7 @@ def rollout_of(generate: Any, build: Callable[[], gymnasium.Env] = Corridor, **g
         "chat": CHAT,
         "context": Window(0),
         "task": TASK,
-        "parse": ActionFormat(require_thinking=False),
+        "parse": ActionFormat(require_thinking=False, max_actions=5),
         "limits": limits(),
         "end_tokens": [END],
         "raise_on_error": False,
@@ -674,3 +674,42 @@ def test_episodes_together_are_what_each_would_be_alone(
     for seed, (cell, episode) in enumerate(zip(cells, episodes, strict=True)):
         played = [turn.actions for turn in episode.turns], episode.success, episode.limit
         assert played == by_hand(cell, seed, max_turns, max_actions, per_turn)
+
+
+# What a user's parser may do
+
+
+def test_a_parser_that_raises_makes_an_invalid_turn_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    def parse(response: str) -> ParsedResponse:
+        if response == NOTHING:
+            raise KeyError("no action")
+        return ParsedResponse(("right",))
+
+    episodes = at(1, 1)
+    rollout_of(Scripted([NOTHING, RIGHT], [NOTHING, RIGHT], [RIGHT], [RIGHT]), parse=parse).play(episodes)
+    assert [turn.valid for turn in episodes[0].turns] == [False, False, True, True]
+    assert all(episode.success and not episode.failed for episode in episodes)
+    (record,) = caplog.records
+    assert "`action_parser` raised" in record.getMessage()
+    assert record.exc_info is not None and record.exc_info[0] is KeyError
+
+
+def test_a_parser_that_returns_something_else_is_named() -> None:
+    with pytest.raises(TypeError, match="`action_parser` must return a `ParsedResponse`, got str"):
+        rollout_of(Scripted([RIGHT]), parse=lambda response: "right").play(at(1))
+
+
+def test_a_crash_is_shown_once_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    episodes = at(0, 0)
+    rollout_of(Scripted([LEFT, LEFT]), Fragile).play(episodes)
+    assert all(episode.failed for episode in episodes)
+    (record,) = caplog.records
+    assert "Fragile crashed in task seed=0" in record.getMessage()
+    assert record.exc_info is not None and record.exc_info[0] is ZeroDivisionError
+
+
+def test_what_the_last_turn_led_to_is_on_record() -> None:
+    episodes = at(1)
+    rollout_of(Scripted([RIGHT], [RIGHT])).play(episodes)
+    assert [turn.observation for turn in episodes[0].turns] == states(1, 2)
+    assert [episodes[0].last_observation] == states(3)

@@ -84,8 +84,6 @@ def test_a_panel_of_another_name_is_refused() -> None:
         ({"seed": 3, "size": 4, "options": {"kind": "easy"}}, (3, {"size": 4, "kind": "easy"})),
         # What is called an option is one, whatever the column of that name says.
         ({"seed": 3, "size": 4, "options": {"size": 5}}, (3, {"size": 5})),
-        # TRL's own column.
-        ({"seed": 3, "prompt": "hello"}, (3, {})),
         ({"seed": 3, "size": 0, "kind": "", "easy": False}, (3, {"size": 0, "kind": "", "easy": False})),
     ],
 )
@@ -115,3 +113,8 @@ def test_reading_a_task_leaves_its_row_as_it_was() -> None:
 def test_a_row_without_a_seed_is_an_error_with_its_columns(row: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="size, kind.*integer column `seed`"):
         task_of(row)
+
+
+def test_a_prompt_is_refused() -> None:
+    with pytest.raises(ValueError, match="prompts are written by the environment"):
+        task_of({"seed": 3, "prompt": "hello"})

@@ -1,6 +1,7 @@
 # Copyright 2026 The trl-agentpo Team. Licensed under the Apache License, Version 2.0.
 """What the tests of the trainers share: small runs over the corridor, and records of what happens in them."""
 
+import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from support import Corridor
-from transformers import TrainerCallback
+from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from trl_agentpo import AgentGRPOConfig, AgentGRPOTrainer, Episode, ParsedResponse, Turn
 
@@ -72,6 +73,17 @@ def make_trainer(
         args=make_args(trainer_class._config_class, folder, **options),
         **{"action_parser": walk_by_length, **(arguments or {})},
     )
+
+
+def worker_path() -> str:
+    """Where a process of its own finds these helpers, and what else this process was told to find."""
+    return os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+
+
+def short_replies(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """Arguments of generation with which replies have several lengths: the untrained model knows 265 tokens, not 12."""
+    spoken = {*range(65, 76), tokenizer.eos_token_id}
+    return {"suppress_tokens": [token for token in range(len(tokenizer)) if token not in spoken]}
 
 
 def metrics_of(trainer: AgentGRPOTrainer) -> list[dict[str, Any]]:

@@ -27,11 +27,18 @@ class ParsedResponse:
             Whether the reply has the asked-for form.
         thinking (`str` or `None`, *optional*):
             The reasoning, if the reply has any.
+
+    Raises:
+        TypeError: `actions` is not a tuple of strings.
     """
 
     actions: tuple[str, ...]
     valid: bool = True
     thinking: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.actions, tuple) or not all(isinstance(action, str) for action in self.actions):
+            raise TypeError(f"`actions` must be a tuple of strings such as ('left',), got {self.actions!r}.")
 
 
 ActionParser = Callable[[str], ParsedResponse]
@@ -42,7 +49,8 @@ class ActionFormat:
     """
     Replies of the form `<think>…</think><action>…</action>` (GiGPO) or `<think>…</think><answer>a || b</answer>` (RAGEN).
 
-    The first block of each kind counts and text around the blocks is ignored. Several actions are separated by `||`.
+    The first block of each kind counts and text around the blocks is ignored. `||` separates actions where several may be
+    given: with the tag `"answer"`, and with `"action"` if `max_actions` is more than 1.
 
     Args:
         tag (`str`, *optional*, defaults to `"action"`):
@@ -86,10 +94,14 @@ class ActionFormat:
         """
         thinking = _first_block(response, "think")
         block = _first_block(response, self.tag)
-        names = [] if block is None else [name.strip() for name in block.split(ACTION_SEPARATOR)]
-        actions = tuple(name for name in names if name)
+        actions = tuple(name for name in self._names(block or "") if name)
         valid = bool(actions) and (thinking is not None or not self.require_thinking)
         return ParsedResponse(actions=actions, valid=valid, thinking=thinking)
+
+    def _names(self, block: str) -> list[str]:
+        # Where one action is asked for, `||` may be part of it, as in a search query.
+        several = self.tag == "answer" or self.max_actions > 1
+        return [name.strip() for name in block.split(ACTION_SEPARATOR)] if several else [block.strip()]
 
 
 def _first_block(text: str, tag: str) -> str | None:

@@ -165,7 +165,7 @@ class FullHistory(ContextPolicy):
         shown = show(observation)
         if not turns:
             parts = (task.instructions, shown, task.format_instructions)
-            return chat.encode([{"role": "user", "content": _paragraphs(*parts)}])
+            return chat.encode([{"role": "user", "content": paragraphs(*parts)}])
         last = turns[-1]
         seen = last.prompt_ids + last.completion_ids
         return seen + chat.continuation(shown, last.completion_ids[-1] if last.completion_ids else None)
@@ -193,7 +193,7 @@ class Window(ContextPolicy):
         self, chat: ChatTokens, task: TaskPrompt, turns: Sequence[Turn], observation: Observation
     ) -> list[int]:
         parts = (task.instructions, self._history(turns), show(observation), task.format_instructions)
-        return chat.encode([{"role": "user", "content": _paragraphs(*parts)}])
+        return chat.encode([{"role": "user", "content": paragraphs(*parts)}])
 
     def _history(self, turns: Sequence[Turn]) -> str:
         recent = list(enumerate(turns, start=1))[max(0, len(turns) - self.history_length) :]
@@ -218,7 +218,13 @@ class MessageContext(ContextPolicy):
     def prompt_ids(
         self, chat: ChatTokens, task: TaskPrompt, turns: Sequence[Turn], observation: Observation
     ) -> list[int]:
-        return chat.encode(self.function(task, turns, observation))
+        messages = self.function(task, turns, observation)
+        if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) for m in messages):
+            raise TypeError(
+                f"`context` must return a list of chat messages such as [{{'role': 'user', 'content': '…'}}], got "
+                f"{messages!r:.80}."
+            )
+        return chat.encode(messages)
 
 
 def show(observation: Observation) -> str:
@@ -232,5 +238,6 @@ def _said(turn: Turn) -> str:
     return f" {ACTION_SEPARATOR} ".join(turn.actions) if turn.actions else "(none)"
 
 
-def _paragraphs(*parts: str) -> str:
+def paragraphs(*parts: str) -> str:
+    """The parts that are not empty, one below the other."""
     return "\n".join(part for part in parts if part)

@@ -13,7 +13,7 @@ import importlib
 import inspect
 import math
 import string
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +80,9 @@ class TextEnvironment(gymnasium.Env[str, str]):
     | `admissible_actions` | `list[str]` | what may be done now, shown to the model | none |
     | `action_valid` | `bool` | the environment understood the action | `True` |
     | `action_effective` | `bool` | the action changed the state | `True` |
+    | `facts` | `dict` | what is true of the state, for rewards that check what a model claims | none |
+
+    After the end of an episode `step` is not called before the next `reset`.
 
     Example:
 
@@ -181,8 +184,8 @@ def make(environment: EnvironmentSource, **kwargs: Any) -> gymnasium.Env:
     else:
         raise EnvironmentContractError(
             f"`environment_factory` must be a gymnasium id, a `gymnasium.Env` class or a callable that returns one, got "
-            f"{type(environment).__name__}: {environment!r}. To share one environment object, pass "
-            "`lambda: my_environment_class()` instead: every episode of a batch needs its own copy."
+            f"{type(environment).__name__}: {environment!r}. Every episode of a batch needs an environment of its own: pass "
+            "its class, or `lambda: MyEnvironment(...)`."
         )
     check_contract(built)
     return built
@@ -336,7 +339,7 @@ def _parts(returned: Any, method: str, expected: str) -> tuple[Any, ...]:
 
 def _finite(reward: Any, call: str) -> float:
     try:
-        number = float(reward)
+        number = math.nan if isinstance(reward, str) else float(reward)
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
@@ -367,6 +370,8 @@ def observe(text: Any, info: Any, name: str) -> Observation:
     """
     if not isinstance(text, str):
         raise EnvironmentContractError(f"{name} gave an observation of type {type(text).__name__}, expected `str`.")
+    if not text.isascii() and text != text.encode("utf-8", "ignore").decode("utf-8"):
+        raise EnvironmentContractError(f"{name} gave an observation that is not valid Unicode: {text!r:.80}.")
     if not isinstance(info, Mapping):
         raise EnvironmentContractError(f"{name} gave an info of type {type(info).__name__}, expected `dict`.")
     anchor = info.get("anchor", text)
@@ -383,11 +388,12 @@ def observe(text: Any, info: Any, name: str) -> Observation:
 def _admissible(actions: Any, name: str) -> tuple[str, ...]:
     if actions is None:
         return ()
-    if isinstance(actions, str) or not all(isinstance(action, str) for action in actions):
+    listed = tuple(actions) if isinstance(actions, Iterable) and not isinstance(actions, str) else (None,)
+    if not all(isinstance(action, str) for action in listed):
         raise EnvironmentContractError(
             f'{name} gave info["admissible_actions"] = {actions!r:.80}, expected a list of strings, one for each action.'
         )
-    return tuple(actions)
+    return listed
 
 
 def check_same_start(name: str, seed: int | None, first: Observation, other: Observation) -> None:

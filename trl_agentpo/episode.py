@@ -83,6 +83,8 @@ class Episode:
             The task was solved.
         error (`str` or `None`, *optional*):
             What the environment raised, if it crashed. Such an episode takes part in nothing: no loss, no statistic.
+        last_observation (`str` or `None`, *optional*):
+            What the last turn led to; no turn begins with it.
         environment_seconds (`float`, *optional*, defaults to `0.0`):
             Time spent in the environment.
     """
@@ -95,6 +97,7 @@ class Episode:
     limit: str | None = None
     success: bool = False
     error: str | None = None
+    last_observation: str | None = None
     environment_seconds: float = 0.0
 
     @property

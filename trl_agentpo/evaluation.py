@@ -100,8 +100,16 @@ def play_at_random(
 
     Returns:
         [`SuccessRate`]: how often the player solved the task.
+
+    Raises:
+        ValueError: the environment takes free text.
     """
     game = contract.make(environment, **(environment_kwargs or {}))
+    if not contract.vocabulary_of(game):
+        raise ValueError(
+            f"{type(game.unwrapped).__name__} takes free text, so there are no actions to draw from. Give it "
+            '`action_space = TextSpace(["…", "…"])`.'
+        )
     generator = np.random.default_rng(seed)
     solved = sum(_play_one_at_random(game, task_seed, max_turns, generator) for task_seed in task_seeds)
     return SuccessRate(solved, len(task_seeds))

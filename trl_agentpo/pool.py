@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 import gymnasium
 
+from .environment import EnvironmentContractError
+
 
 class EnvironmentPool:
     """
@@ -26,11 +28,20 @@ class EnvironmentPool:
 
     def __getitem__(self, place: int) -> gymnasium.Env:
         if place not in self._environments:
-            self._environments[place] = self._build()
+            self._environments[place] = self._build_own()
         return self._environments[place]
 
     def __len__(self) -> int:
         return len(self._environments)
+
+    def _build_own(self) -> gymnasium.Env:
+        built = self._build()
+        if any(built.unwrapped is other.unwrapped for other in self._environments.values()):
+            raise EnvironmentContractError(
+                f"`environment_factory` returned one and the same {type(built.unwrapped).__name__} twice. The episodes of a "
+                "batch run side by side, each in an environment of its own: make a new one at every call."
+            )
+        return built
 
     def replace(self, place: int) -> None:
         """

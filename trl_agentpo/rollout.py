@@ -7,18 +7,24 @@ collective operation), and every turn is recorded as it happened. An environment
 """
 
 import functools
+import logging
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from . import environment as contract
-from .actions import ActionParser, match_vocabulary
+from .actions import ActionParser, ParsedResponse, match_vocabulary
 from .context import ChatTokens, ContextPolicy, TaskPrompt, show
 from .environment import EnvironmentContractError, Observation, StepResult
 from .episode import Episode, Turn
 from .pool import EnvironmentPool
 
+
+logger = logging.getLogger(__name__)
+
+# What may end an episode as truncated.
+LIMITS = ("environment", "max_turns", "max_actions", "max_episode_length")
 
 _Result = TypeVar("_Result")
 Generate = Callable[[list[list[int]]], tuple[list[list[int]], list[list[float]] | None]]
@@ -106,6 +112,7 @@ class Rollout:
         self.end_tokens = frozenset(end_tokens)
         self.raise_on_error = raise_on_error
         self.generation_seconds = 0.0
+        self._warned: set[str] = set()
 
     def play(self, episodes: list[Episode]) -> None:
         """
@@ -196,7 +203,7 @@ class Rollout:
 
     def _act(self, place: int, episode: Episode, turn: Turn, state: Observation) -> Observation:
         """Execute a reply: complete its turn, add it to the episode, and say where that led."""
-        parsed = self.parse(turn.response)
+        parsed = self._parse(turn.response)
         actions, all_known = match_vocabulary(parsed.actions, contract.vocabulary_of(self.pool[place]))
         turn.thinking, turn.valid = parsed.thinking, parsed.valid and all_known
         episode.turns.append(turn)
@@ -205,11 +212,34 @@ class Rollout:
             if result is None:
                 return state
             state = result.observation
+            episode.last_observation = show(state)
             _account(episode, turn, action, result)
             if episode.done:
                 return state
         self._apply_limits(episode)
         return state
+
+    def _parse(self, response: str) -> ParsedResponse:
+        try:
+            parsed = self.parse(response)
+        # A user's parser may raise anything on what a model says; a reply that cannot be read is an invalid turn.
+        except Exception as error:
+            self._warn_once(
+                error, f"`action_parser` raised on the reply {response!r:.80}; the turn counts as invalid."
+            )
+            return ParsedResponse((), valid=False)
+        if not isinstance(parsed, ParsedResponse):
+            raise TypeError(
+                f"`action_parser` must return a `ParsedResponse`, got {type(parsed).__name__}: {parsed!r:.80}."
+            )
+        return parsed
+
+    def _warn_once(self, error: Exception, what: str) -> None:
+        """Show an error with its traceback, the first time it is met."""
+        text = f"{type(error).__name__}: {error}"
+        if text not in self._warned:
+            self._warned.add(text)
+            logger.warning("%s Further errors of this kind are only counted.", what, exc_info=error)
 
     def _actions_left(self, episode: Episode) -> int:
         if self.limits.max_actions is None:
@@ -234,6 +264,8 @@ class Rollout:
             if self.raise_on_error:
                 raise
             episode.error = f"{type(error).__name__}: {error}"
+            name = type(self.pool[place].unwrapped).__name__
+            self._warn_once(error, f"{name} crashed in task seed={episode.seed}; its episode is left out.")
             self.pool.replace(place)
             return None
         finally:

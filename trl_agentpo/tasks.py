@@ -14,7 +14,7 @@ import numpy as np
 
 PANELS = ("train", "eval")
 _HALF = 2**30
-_RESERVED_COLUMNS = ("seed", "options", "prompt")
+_RESERVED_COLUMNS = ("seed", "options")
 
 
 def draw_task_seeds(num_tasks: int, seed: int, panel: str) -> list[int]:
@@ -54,12 +54,17 @@ def task_of(row: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
         `tuple[int, dict]`: seed and options for `reset`.
 
     Raises:
-        ValueError: the row has no seed.
+        ValueError: the row has no seed, or a prompt.
     """
     if row.get("seed") is None:
         raise ValueError(
             f"A task row has no `seed` (columns: {', '.join(row)}). Add an integer column `seed`: it fixes the initial "
             "state that the episodes of a group share."
+        )
+    if "prompt" in row:
+        raise ValueError(
+            "A task row has a `prompt`, but prompts are written by the environment (its `instructions` and observations) "
+            "and the context policy. Remove the column, or rename it to hand it to the environment as an option."
         )
     columns = {key: value for key, value in row.items() if key not in _RESERVED_COLUMNS}
     options = {**columns, **(row.get("options") or {})}

@@ -97,7 +97,9 @@ def tiny_policy(
         )
     action_format, context = action_format or ActionFormat(), context or Window(0)
     settings: list[Any] = [
-        game.unwrapped.__class__.__qualname__,
+        type(game.unwrapped).__qualname__,
+        contract.vocabulary_of(game),
+        [contract.reset(game, number).text for number in range(3)],
         contract.instructions_of(game),
         environment_kwargs or {},
     ]

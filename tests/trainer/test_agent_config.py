@@ -41,6 +41,12 @@ WRONG = [
     ("max_completion_length", None, "one turn"),
     ("max_episode_length", 256, "Raise the one or lower the other"),
     ("max_episode_length", 100, "Raise the one or lower the other"),
+    ("max_turns", 2.5, "whole number"),
+    ("max_actions", 1.5, "whole number"),
+    ("history_length", 0.5, "whole number"),
+    ("num_generations_eval", 3, "per_device_eval_batch_size"),
+    ("generation_kwargs", {"max_new_tokens": 5}, "Set that"),
+    ("generation_kwargs", {"num_return_sequences": 2}, "Set that"),
     ("use_adaptive_entropy", True, "entropy_coef"),
     ("loss_type", "grpo", "'dapo', 'cispo', 'vespo'"),
     ("loss_type", "bnpo", "'dapo', 'cispo', 'vespo'"),
@@ -60,7 +66,7 @@ def test_a_wrong_value_names_field_value_and_remedy(tmp_path: Path, name: str, v
         make(tmp_path, **{name: value})
     message = str(error.value)
     assert f"`{name}`" in message
-    assert str(value) in message
+    assert str(value) in message or (isinstance(value, dict) and repr(*value) in message)
     assert remedy in message
 
 
@@ -81,6 +87,8 @@ def test_a_wrong_value_names_field_value_and_remedy(tmp_path: Path, name: str, v
         ("invalid_action_penalty", 0),
         ("num_generations", 2),
         ("max_episode_length", 257),
+        ("num_generations_eval", 4),
+        ("generation_kwargs", {"top_k": 5}),
         ("environment_kwargs", None),
         ("environment_kwargs", {"is_slippery": False}),
     ],

@@ -2,6 +2,7 @@
 """From an environment to the loss: credit, rewards, crashes, tasks, evaluation, logs and TRL's own options."""
 
 import copy
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from trainer_support import (
     played_episodes,
     relative_error,
     sampled_positions,
+    short_replies,
     spy,
     training_logs,
     walk_by_length,
@@ -80,6 +82,19 @@ def log_probability(model: torch.nn.Module, turn: Turn) -> torch.Tensor:
     return log_probabilities(model, (*turn.prompt_ids, *turn.completion_ids))[sampled_positions(turn).start :]
 
 
+def mean_loss(model: torch.nn.Module, episodes: list[Episode], credit: list[list[float]], over: str) -> torch.Tensor:
+    """The loss on the policy, turn by turn, whatever rows they were in: -A · log p as a mean over tokens, turns or episodes."""
+    terms = [
+        [-value * log_probability(model, turn) for turn, value in zip(episode.turns, values, strict=True)]
+        for episode, values in zip(episodes, credit, strict=True)
+    ]
+    if over == "token":
+        return torch.cat([term for episode in terms for term in episode]).mean()
+    if over == "turn":
+        return torch.stack([term.mean() for episode in terms for term in episode]).mean()
+    return torch.stack([torch.cat(episode).mean() for episode in terms]).mean()
+
+
 def gradient_of(loss: torch.Tensor, model: torch.nn.Module) -> torch.Tensor:
     """The gradient of a loss as one vector."""
     model.zero_grad()
@@ -118,7 +133,7 @@ def test_every_sampled_token_has_the_advantage_of_its_episode(
 @pytest.mark.parametrize("context", ["window", "full_history"])
 @pytest.mark.parametrize("loss_normalization", ["token", "turn", "episode"])
 def test_the_gradient_is_that_of_the_formula(
-    random_model: str, tmp_path: Path, context: str, loss_normalization: str
+    random_model: str, tmp_path: Path, tokenizer: Qwen2Tokenizer, context: str, loss_normalization: str
 ) -> None:
     gradients = Gradients()
     trainer = make_trainer(
@@ -130,25 +145,18 @@ def test_the_gradient_is_that_of_the_formula(
         per_device_train_batch_size=4,
         gradient_accumulation_steps=2,
         max_grad_norm=1e9,
+        generation_kwargs=short_replies(tokenizer),
         arguments={"callbacks": [gradients]},
     )
     batches = played_episodes(trainer)
     trainer.train()
     (episodes,) = batches
     credit = grpo_credit(episodes)
+    assert len({len(turn.completion_ids) for episode in episodes for turn in episode.turns}) > 2
 
-    # Turn by turn, whatever rows they were in: -A · log p, as a mean over tokens, turns or episodes.
     model = AutoModelForCausalLM.from_pretrained(random_model)
-    terms = [
-        [-value * log_probability(model, turn) for turn, value in zip(episode.turns, values, strict=True)]
-        for episode, values in zip(episodes, credit, strict=True)
-    ]
-    losses = {
-        "token": torch.cat([term for episode in terms for term in episode]).mean(),
-        "turn": torch.stack([term.mean() for episode in terms for term in episode]).mean(),
-        "episode": torch.stack([torch.cat(episode).mean() for episode in terms]).mean(),
-    }
-    expected = gradient_of(losses[loss_normalization], model)
+    loss = mean_loss(model, episodes, credit, loss_normalization)
+    expected = gradient_of(loss, model)
     assert expected.norm() > 0.01
     assert relative_error(gradients.steps[0], expected) < 1e-4
     assert training_logs(trainer)[0]["loss"] == pytest.approx(
@@ -237,9 +245,18 @@ class DropFirstGroup(AgentGRPOTrainer):
 
 @pytest.mark.parametrize("loss_normalization", ["token", "turn", "episode"])
 def test_what_is_not_selected_costs_nothing_and_counts_nothing(
-    random_model: str, tmp_path: Path, loss_normalization: str
+    random_model: str, tmp_path: Path, tokenizer: Qwen2Tokenizer, loss_normalization: str
 ) -> None:
-    trainer = make_trainer(DropFirstGroup, random_model, tmp_path, loss_normalization=loss_normalization)
+    gradients = Gradients()
+    trainer = make_trainer(
+        DropFirstGroup,
+        random_model,
+        tmp_path,
+        loss_normalization=loss_normalization,
+        max_grad_norm=1e9,
+        generation_kwargs=short_replies(tokenizer),
+        arguments={"callbacks": [gradients]},
+    )
     batches = played_episodes(trainer)
     losses = spy(trainer, "_compute_loss")
     trainer.train()
@@ -247,20 +264,10 @@ def test_what_is_not_selected_costs_nothing_and_counts_nothing(
     kept, credit = episodes[4:], grpo_credit(episodes)[4:]
     rows = [row for (_, inputs), _ in losses for row in loss_rows(inputs)]
     assert sorted(row[0] for row in rows) == sorted(row[0] for row in expected_rows(kept, credit, merged=False))
-    loss = training_logs(trainer)[0]["loss"]
-    means = {
-        "token": np.sum(
-            [
-                v * len(t.completion_ids)
-                for e, c in zip(kept, credit, strict=True)
-                for t, v in zip(e.turns, c, strict=True)
-            ]
-        )
-        / tokens_of(kept),
-        "turn": np.mean([value for values in credit for value in values]),
-        "episode": np.mean([values[0] for values in credit]),
-    }
-    assert loss == pytest.approx(-means[loss_normalization], abs=1e-5)
+    model = AutoModelForCausalLM.from_pretrained(random_model)
+    expected = gradient_of(mean_loss(model, kept, credit, loss_normalization), model)
+    assert expected.norm() > 0.01
+    assert relative_error(gradients.steps[0], expected) < 1e-4
 
 
 def test_cut_replies_stay_as_context_but_are_not_trained_on(
@@ -291,6 +298,50 @@ def test_cut_replies_stay_as_context_but_are_not_trained_on(
         if any(trained):
             expected.append((sequence, trained, tuple(a * m for a, m in zip(advantages, trained, strict=True))))
     assert_same_rows([row for (_, inputs), _ in losses for row in loss_rows(inputs)], expected)
+
+
+@pytest.mark.parametrize("context", ["window", "full_history"])
+def test_the_samplers_log_probabilities_stay_with_their_tokens(
+    random_model: str, tmp_path: Path, context: str
+) -> None:
+    # Without vLLM: its place is taken by `generate`, with log-probabilities that tell the tokens apart.
+    trainer = make_trainer(
+        AgentGRPOTrainer,
+        random_model,
+        tmp_path,
+        context=context,
+        per_device_train_batch_size=4,
+        steps_per_generation=2,
+    )
+    sample, numbers = trainer.rollout.generate, itertools.count(1)
+
+    def with_logprobs(prompts: list[list[int]]) -> tuple[list[list[int]], list[list[float]]]:
+        trainer.use_vllm = False
+        completions, _ = sample(prompts)
+        trainer.use_vllm = True
+        return completions, [[-5.0 - next(numbers) / 1000 for _ in completion] for completion in completions]
+
+    trainer.rollout.generate = with_logprobs
+    trainer.use_vllm = True
+    batches = played_episodes(trainer)
+    losses = spy(trainer, "_compute_loss")
+    trainer.args.max_steps = 2
+    trainer.train()
+    expected = {}
+    for episode in batches[0]:
+        for turns in [episode.turns] if context == "full_history" else [[turn] for turn in episode.turns]:
+            sequence = (*turns[-1].prompt_ids, *turns[-1].completion_ids)
+            places = [place for turn in turns for place in sampled_positions(turn)]
+            expected[sequence] = dict(zip(places, [value for turn in turns for value in turn.logprobs], strict=True))
+    found = {}
+    for (_, inputs), _ in losses:
+        # In the place of the advantages, so that they come out along with them.
+        for sequence, mask, values in loss_rows({**inputs, "advantages": inputs["sampling_per_token_logps"]}):
+            found[sequence] = {place: values[place] for place in np.flatnonzero(mask)}
+    assert found.keys() == expected.keys()
+    assert all(found[sequence] == pytest.approx(expected[sequence], abs=1e-5) for sequence in expected)
+    # A row that only pads has log-probabilities as well.
+    assert sum(len(inputs["prompt_ids"]) for (_, inputs), _ in losses) == len(expected) + len(expected) % 2
 
 
 # Rewards
@@ -403,11 +454,15 @@ def test_a_reward_model_reads_the_transcript(random_model: str, tmp_path: Path, 
     trainer.train()
     scores = []
     for episode in batches[0]:
-        opening = f"{Corridor.instructions}\n{episode.turns[0].observation}\n"
+        opening = f"{Corridor.instructions}\n{episode.turns[0].observation}"
         messages = [{"role": "user", "content": opening}, {"role": "assistant", "content": episode.turns[0].response}]
         for turn in episode.turns[1:]:
             messages.append({"role": "user", "content": turn.observation})
             messages.append({"role": "assistant", "content": turn.response})
+        # And where that led.
+        last = episode.turns[-1]
+        cell = max(0, last.anchor + {"left": -1, "right": 1}[last.actions[0]])
+        messages.append({"role": "user", "content": f"cell {cell} of 3"})
         ids = tokenizer.apply_chat_template(messages, return_tensors="pt", return_dict=True)["input_ids"]
         with torch.no_grad():
             scores.append(float(judge(input_ids=ids).logits[0, 0]))
@@ -563,8 +618,8 @@ def resets() -> list[tuple[int | None, dict[str, Any] | None]]:
 
 def test_rows_of_a_dataset_reach_reset(random_model: str, tmp_path: Path, resets: list[Any]) -> None:
     tasks = [
-        {"seed": 11, "options": {"cell": 1}, "level": "easy", "prompt": "unused"},
-        {"seed": 12, "options": {"cell": 2}, "level": "hard", "prompt": "unused"},
+        {"seed": 11, "options": {"cell": 1}, "level": "easy"},
+        {"seed": 12, "options": {"cell": 2}, "level": "hard"},
     ]
     dataset = Dataset.from_list(tasks)
     trainer = make_trainer(
@@ -640,14 +695,38 @@ def test_a_number_of_tasks_is_played_through_in_every_epoch(random_model: str, t
             "`num_eval_tasks`=4 was given together with an `eval_dataset`",
         ),
         ({"max_steps": -1}, {}, "`max_steps`=-1. Set `max_steps`"),
-        ({"num_tasks": 1}, {}, "`num_tasks`=1 is less than the 2 groups of a generation batch"),
+        ({"num_tasks": 1}, {}, "`num_tasks` is 1, less than the 2 groups of a generation batch"),
+        (
+            {},
+            {"train_dataset": Dataset.from_dict({"seed": [1]})},
+            "`train_dataset` has 1 rows, less than the 2 groups of a generation batch",
+        ),
+        (
+            {},
+            {"train_dataset": Dataset.from_dict({"seed": [1, 2], "prompt": ["go", "stop"]})},
+            "has a `prompt`, but prompts are written by the environment",
+        ),
+        (
+            {},
+            {"eval_dataset": {"a": Dataset.from_dict({"seed": [1]}), "b": Dataset.from_dict({"prompt": ["go"]})}},
+            "has a `prompt`, but prompts are written by the environment",
+        ),
         (
             {},
             {"train_dataset": IterableDataset.from_generator(lambda: iter([{"level": 1}]))},
             "no `seed` .columns: level",
         ),
     ],
-    ids=["num_tasks+dataset", "num_eval_tasks+dataset", "no-length", "too-few-tasks", "stream-without-seed"],
+    ids=[
+        "num_tasks+dataset",
+        "num_eval_tasks+dataset",
+        "no-length",
+        "too-few-tasks",
+        "too-few-rows",
+        "with-prompt",
+        "panel-with-prompt",
+        "stream-without-seed",
+    ],
 )
 def test_tasks_that_cannot_be_are_refused(
     random_model: str, tmp_path: Path, options: dict[str, Any], arguments: dict[str, Any], message: str
@@ -756,6 +835,29 @@ def test_evaluation_counts_every_episode_once(
     assert sorted({episode.seed for episode in episodes}) == sorted(trainer.eval_dataset["seed"])
 
 
+def test_evaluation_compares_the_episodes_of_a_task(random_model: str, tmp_path: Path) -> None:
+    trainer = make_trainer(
+        AgentGRPOTrainer,
+        random_model,
+        tmp_path,
+        num_eval_tasks=2,
+        num_generations_eval=3,
+        per_device_eval_batch_size=6,
+    )
+    batches = played_episodes(trainer)
+    metrics = trainer.evaluate()
+    credit = grpo_credit(batches[0], size=3)
+    assert max(max(values) for values in credit) > 0.1
+    assert list(trainer._logs["advantages"]) == pytest.approx([values[0] for values in credit])
+    terms = [
+        v
+        for e, c in zip(batches[0], credit, strict=True)
+        for t, v in zip(e.turns, c, strict=True)
+        for _ in t.completion_ids
+    ]
+    assert metrics["eval_loss"] == pytest.approx(-np.mean(terms), abs=1e-5)
+
+
 def test_evaluation_during_training_leaves_it_alone(random_model: str, tmp_path: Path) -> None:
     trainer = make_trainer(
         AgentGRPOTrainer, random_model, tmp_path, max_steps=2, eval_strategy="steps", eval_steps=1, num_eval_tasks=3
@@ -777,7 +879,10 @@ def test_several_panels_can_be_evaluated(random_model: str, tmp_path: Path) -> N
     trainer = make_trainer(AgentGRPOTrainer, random_model, tmp_path, arguments={"eval_dataset": panels}, max_turns=1)
     batches = played_episodes(trainer)
     metrics = trainer.evaluate()
+    assert metrics["eval_near_success"] == np.mean([episode.success for episode in batches[0]])
+    assert metrics["eval_far_success"] == np.mean([episode.success for episode in batches[1]])
     assert {"eval_near_loss", "eval_far_loss"} <= set(metrics)
+    assert not any(name.startswith(("eval_success", "eval_episode", "success")) for name in metrics)
     assert [[episode.turns[0].anchor for episode in batch] for batch in batches] == [[2, 2], [0, 0, 0]]
 
 
@@ -798,11 +903,13 @@ def test_what_is_logged_is_what_was_played(random_model: str, tmp_path: Path) ->
     assert log["episode/turns"] == of_episodes(lambda e: len(e.turns))
     assert log["episode/actions"] == of_episodes(lambda e: len(e.turns))
     assert log["episode/truncated"] == of_episodes(lambda e: e.turns[-1].reward == 0)
-    assert log["episode/truncated_by_length"] == 0
+    assert log["episode/truncated_by_max_turns"] == log["episode/truncated"]
+    for limit in ("environment", "max_actions", "max_episode_length"):
+        assert log[f"episode/truncated_by_{limit}"] == 0
     assert log["episode/failed"] == 0
-    assert log["turn/valid"] == of_episodes(lambda e: np.mean([len(t.response) % 3 > 0 for t in e.turns]))
-    moved = [[not (t.anchor == 0 and t.actions == ["left"]) for t in e.turns] for e in episodes]
-    assert log["turn/effective"] == pytest.approx(np.mean([np.mean(values) for values in moved]))
+    assert log["turn/valid"] == pytest.approx(np.mean([len(turn.response) % 3 > 0 for turn in turns]))
+    moved = [not (turn.anchor == 0 and turn.actions == ["left"]) for turn in turns]
+    assert log["turn/effective"] == pytest.approx(np.mean(moved))
     assert log["completions/mean_length"] == pytest.approx(np.mean(lengths))
     of_batches = [[len(t.completion_ids) for e in batch for t in e.turns] for batch in batches]
     assert log["completions/min_length"] == np.mean([min(values) for values in of_batches])
@@ -829,7 +936,7 @@ def test_an_episode_that_outgrows_its_tokens_is_truncated(random_model: str, tmp
     assert max(lengths) <= 220
     by_length = [episode.limit == "max_episode_length" for episode in episodes]
     assert any(by_length)
-    assert training_logs(trainer)[0]["episode/truncated_by_length"] == np.mean(by_length)
+    assert training_logs(trainer)[0]["episode/truncated_by_max_episode_length"] == np.mean(by_length)
 
 
 # Schedules

@@ -19,6 +19,7 @@ from trainer_support import (
     log_probabilities,
     relative_error,
     sampled_positions,
+    worker_path,
 )
 from transformers import AutoModelForCausalLM
 
@@ -41,7 +42,7 @@ def free_port() -> int:
 def records(random_model: str, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of the two processes wrote down."""
     folder = tmp_path_factory.mktemp("distributed")
-    shared = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    shared = {**os.environ, "PYTHONPATH": worker_path(), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     command = [sys.executable, str(TESTS / "distributed_worker.py"), random_model, str(folder)]
     processes = [
@@ -114,7 +115,7 @@ def test_processes_generate_and_score_equally_often(records: list[dict[str, Any]
     assert len(records[0]["straddling"]["rows"]) != len(records[1]["straddling"]["rows"])
 
 
-@pytest.mark.parametrize("name", ["straddling", "crashes"])
+@pytest.mark.parametrize("name", ["straddling", "crashes", "last-crashes"])
 def test_parameters_stay_the_same_on_both(records: list[dict[str, Any]], name: str) -> None:
     first, second = (record[name]["parameters"] for record in records)
     assert all(torch.equal(value, second[key]) for key, value in first.items())
@@ -137,6 +138,13 @@ def test_a_process_without_rows_takes_part(records: list[dict[str, Any]]) -> Non
     assert torch.equal(first["gradients"][0], second["gradients"][0])
     assert first["gradients"][0].norm() > 0.01
     assert first["logs"][0]["episode/failed"] == 0.5
+
+
+def test_gradients_are_exchanged_though_the_last_batch_has_no_rows(records: list[dict[str, Any]]) -> None:
+    first, second = (record["last-crashes"] for record in records)
+    assert [[episode.failed for episode in batch] for batch in first["episodes"]] == [[False] * 4, [True] * 4]
+    assert first["gradients"][0].norm() > 0.01
+    assert torch.equal(first["gradients"][0], second["gradients"][0])
 
 
 @pytest.mark.parametrize(("setting", "repeats"), [(0, 1), (1, 2)])

@@ -56,13 +56,12 @@ def test_every_sampled_token_has_the_advantage_of_its_turn(
     assert list(trainer._logs["advantages"]) == pytest.approx([np.mean(values) for values in credit], abs=1e-6)
 
 
-# Two groups of two episodes. Buckets: a in group 0 has three turns, b and c one each; in group 1 a and e have one turn,
-# and d has four.
+# Two groups of two episodes. Buckets: in group 0 a has three turns and b two; in group 1 a and e have one, and d four.
 TURNS = TurnArrays(
     rewards=np.array([0.0, 0.5, 1.0, 0.0, 0.25, 0.0, 0.0, 1.0, 0.0, 2.0, 0.5]),
     episode_ids=np.array([0, 0, 0, 1, 1, 2, 2, 2, 2, 2, 3]),
     group_ids=np.array([0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1]),
-    anchors=["aaaa", "bbbb", "aaaa", "aaaa", "cccc", "aaaa", "dddd", "dddd", "dddd", "dddd", "eeed"],
+    anchors=["aaaa", "bbbb", "aaaa", "aaaa", "bbbb", "aaaa", "dddd", "dddd", "dddd", "dddd", "eeed"],
     invalid=np.array([True, False, False, False, True, False, False, False, True, False, False]),
     num_tokens=np.ones(11, dtype=np.int64),
 )
@@ -83,11 +82,11 @@ def logged_by(trainer: GiGPOTrainer, turns: TurnArrays) -> dict[str, float]:
 
 def test_buckets_are_logged(trainer: GiGPOTrainer) -> None:
     logs = logged_by(trainer, TURNS)
-    assert logs["anchors/shared_turns"] == pytest.approx(7 / 11)
-    assert logs["anchors/mean_bucket_size"] == pytest.approx(11 / 6)
-    assert logs["anchors/buckets_of_1"] == pytest.approx(4 / 6)
-    assert logs["anchors/buckets_of_2-3"] == pytest.approx(1 / 6)
-    assert logs["anchors/buckets_of_4-7"] == pytest.approx(1 / 6)
+    assert logs["anchors/shared_turns"] == pytest.approx(9 / 11)
+    assert logs["anchors/mean_bucket_size"] == pytest.approx(11 / 5)
+    assert logs["anchors/buckets_of_1"] == pytest.approx(2 / 5)
+    assert logs["anchors/buckets_of_2-3"] == pytest.approx(2 / 5)
+    assert logs["anchors/buckets_of_4-7"] == pytest.approx(1 / 5)
     assert logs["anchors/buckets_of_8+"] == 0
 
 
@@ -99,11 +98,12 @@ def test_both_levels_are_logged_on_their_own(trainer: GiGPOTrainer) -> None:
         half = (high - low) / 2
         episode_level += [half / (math.sqrt(2) * half + 1e-6)] * turns
     assert logs["advantages/episode_mean_abs"] == pytest.approx(np.mean(episode_level))
-    # Step returns in the two buckets that have more than one turn.
+    # Step returns in the three buckets that have more than one turn.
     gamma = 0.95
     of_a = [-0.1 + 0.5 * gamma + gamma**2, 1.0, 0.15 * gamma]
+    of_b = [0.5 + gamma, 0.15]
     of_d = [gamma - 0.1 * gamma**2 + 2 * gamma**3, 1 - 0.1 * gamma + 2 * gamma**2, -0.1 + 2 * gamma, 2.0]
-    step_level = np.abs(group_relative(of_a) + group_relative(of_d)).sum() / 11
+    step_level = np.abs(group_relative(of_a) + group_relative(of_b) + group_relative(of_d)).sum() / 11
     assert logs["advantages/step_mean_abs"] == pytest.approx(step_level)
 
 

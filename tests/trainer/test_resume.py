@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from resume_worker import RUNS, make_run
-from trainer_support import make_trainer, metrics_of
+from trainer_support import make_trainer, metrics_of, worker_path
 
 from trl_agentpo import AgentGRPOTrainer
 from trl_agentpo.trainer._trl import last_complete_checkpoint
@@ -24,7 +24,7 @@ TESTS = Path(__file__).parent.parent
 def killed(random_model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the runs that were killed."""
     folder = tmp_path_factory.mktemp("killed")
-    environment = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": worker_path(), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(TESTS / "resume_worker.py"), random_model, str(folder)]
     process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert process.returncode == 0, process.stdout + process.stderr

@@ -122,6 +122,7 @@ class EnvironmentSeam(GRPOTrainer):
 
     _collected: Collected
     _training_seconds: float = 0.0
+    _panel: str = ""
     _resumed_loss: tuple[torch.Tensor, int] | None = None
     entropy_coef: float
     router_aux_loss_coef: float
@@ -229,7 +230,7 @@ class EnvironmentSeam(GRPOTrainer):
         start = time.perf_counter()
         batch = self._prepare_inputs(inputs)
         prepared = time.perf_counter()
-        if batch["num_items_in_batch"] == 0:
+        if batch["num_items_in_batch"] == 0 and not _has_gradients(model):
             return self._skip_update()
         chunks = split_rows(batch, self.args.per_device_train_batch_size)
         total = trained_tokens(batch)
@@ -312,6 +313,36 @@ class EnvironmentSeam(GRPOTrainer):
                 with self._share_of_means(chunk, total, len(chunks)):
                     loss += super().prediction_step(model, chunk, prediction_loss_only)[0]
         return loss, None, None
+
+    # Evaluation of several panels
+
+    def evaluate(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> dict[str, float]:
+        """
+        Evaluate, as [`~transformers.Trainer.evaluate`] does.
+
+        Args:
+            *args, **kwargs:
+                Arguments of [`~transformers.Trainer.evaluate`].
+            metric_key_prefix (`str`, *optional*, defaults to `"eval"`):
+                What the metrics' names begin with. Of several panels each has its own: `eval_<panel>_success`.
+
+        Returns:
+            `dict[str, float]`: the metrics.
+        """
+        before, self._panel = self._panel, metric_key_prefix.removeprefix("eval").strip("_")
+        try:
+            return super().evaluate(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        finally:
+            self._panel = before
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        metrics = self._metrics["eval"]
+        if self.mode == "eval" and self._panel:
+            # TRL puts `eval_` before all names, whichever panel they are of.
+            named = {f"{self._panel}_{name}": values for name, values in metrics.items()}
+            metrics.clear()
+            metrics.update(named)
+        super().log(logs, start_time)
 
     # Checkpoints that resume exactly
 
@@ -438,6 +469,11 @@ def pass_epochs_on(dataloader: DataLoader) -> DataLoader:
     if isinstance(dataloader.batch_sampler, BatchSamplerShard):
         dataloader.batch_sampler.sampler = dataloader.batch_sampler.batch_sampler.sampler
     return dataloader
+
+
+def _has_gradients(model: nn.Module) -> bool:
+    """Whether an earlier batch of the update left gradients, which processes have yet to exchange in its last batch."""
+    return any(parameter.grad is not None for parameter in model.parameters())
 
 
 # Written last into a checkpoint: the sizes of its files, by which files that were cut or lost are noticed.

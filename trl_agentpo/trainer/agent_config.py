@@ -140,6 +140,7 @@ class AgentGRPOConfig(GRPOConfig):
         self._check_groups()
         self._check_environment_kwargs()
         super().__post_init__()
+        self._check_generation()
         self._check_scale_rewards()
 
     @property
@@ -167,8 +168,8 @@ class AgentGRPOConfig(GRPOConfig):
 
     def _check_numbers(self) -> None:
         for name in ("max_turns", "max_actions", "max_actions_per_turn", "num_tasks", "num_eval_tasks"):
-            require_at_least(name, getattr(self, name), 1)
-        require_at_least("history_length", self.history_length, 0)
+            require_at_least(name, getattr(self, name), 1, whole=True)
+        require_at_least("history_length", self.history_length, 0, whole=True)
         require_at_least("invalid_action_penalty", self.invalid_action_penalty, 0)
         if self.max_completion_length is None or self.max_completion_length < 1:
             raise ValueError(
@@ -210,6 +211,18 @@ class AgentGRPOConfig(GRPOConfig):
                 """--environment_kwargs '{"is_slippery": false}'."""
             )
 
+    def _check_generation(self) -> None:
+        fixed = {"max_new_tokens": "`max_completion_length`", "num_return_sequences": "`num_generations`"}
+        for name, instead in fixed.items():
+            if name in (self.generation_kwargs or {}):
+                raise ValueError(f"`generation_kwargs` must not set {name!r}, which would bypass {instead}. Set that.")
+        num_generations = self.num_generations_eval or self.num_generations
+        if (self.per_device_eval_batch_size * self.world_size) % num_generations:
+            raise ValueError(
+                f"`num_generations_eval`={num_generations} must divide the evaluation batch of {self.world_size} × "
+                f"`per_device_eval_batch_size`={self.per_device_eval_batch_size} episodes. Set the latter to a multiple of it."
+            )
+
     def _check_scale_rewards(self) -> None:
         require_choice("scale_rewards", self.scale_rewards, SCALE_REWARDS)
 
@@ -233,7 +246,7 @@ def require_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
         raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}, got {value!r}.")
 
 
-def require_at_least(name: str, value: float | None, least: float) -> None:
+def require_at_least(name: str, value: float | None, least: float, whole: bool = False) -> None:
     """
     Check that a number is finite and large enough; `None` passes.
 
@@ -244,9 +257,13 @@ def require_at_least(name: str, value: float | None, least: float) -> None:
             Its value.
         least (`float`):
             The smallest allowed value.
+        whole (`bool`, *optional*, defaults to `False`):
+            Whether only whole numbers are allowed.
 
     Raises:
-        ValueError: it is smaller, or not a finite number.
+        ValueError: it is smaller, not a finite number, or not whole.
     """
+    if whole and isinstance(value, float) and not value.is_integer():
+        raise ValueError(f"`{name}` must be a whole number, got {value}.")
     if value is not None and not (math.isfinite(value) and value >= least):
         raise ValueError(f"`{name}` must be at least {least}, got {value}. Set it to {least} or more.")

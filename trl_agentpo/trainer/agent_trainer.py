@@ -30,11 +30,20 @@ from trl.trainer.utils import get_config_model_id
 from .. import environment as contract
 from ..actions import ActionFormat, ActionParser
 from ..advantages import episode_advantages
-from ..context import ChatTokens, ContextPolicy, FullHistory, MessageContext, MessageFunction, TaskPrompt, Window
+from ..context import (
+    ChatTokens,
+    ContextPolicy,
+    FullHistory,
+    MessageContext,
+    MessageFunction,
+    TaskPrompt,
+    Window,
+    paragraphs,
+)
 from ..environment import EnvironmentSource
 from ..episode import Episode
 from ..pool import EnvironmentPool
-from ..rollout import Limits, Rollout
+from ..rollout import LIMITS, Limits, Rollout
 from ..rows import TokenRow, merge_turns, padded_count, padding_row
 from ..tasks import draw_task_seeds, task_of
 from ..turns import TurnArrays, concatenate, flatten, normalization_weights
@@ -152,8 +161,10 @@ class AgentGRPOTrainer(EnvironmentSeam):
         self.pool = EnvironmentPool(functools.partial(contract.make, environment_factory, **args.environment_keywords))
         train_dataset = _train_tasks(args, train_dataset)
         eval_dataset = _eval_tasks(args, eval_dataset)
-        self._check_environment(train_dataset)
-        functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs] if reward_funcs else []
+        for panel in (train_dataset, *(eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset])):
+            if panel is not None:
+                self._check_environment(panel)
+        functions = _as_list(reward_funcs)
 
         super().__init__(
             model=model,
@@ -178,9 +189,9 @@ class AgentGRPOTrainer(EnvironmentSeam):
         model_name = model if isinstance(model, str) else get_config_model_id(model.config)
         return cls._config_class(f"{model_name.split('/')[-1]}-{cls.__name__.removesuffix('Trainer')}", max_steps=200)
 
-    def _check_environment(self, train_dataset: Dataset | IterableDataset) -> None:
+    def _check_environment(self, tasks: Dataset | IterableDataset) -> None:
         """Reset two environments to the first task: it must be possible, and give the same state twice."""
-        seed, options = task_of(next(iter(train_dataset)))
+        seed, options = task_of(next(iter(tasks)))
         first, second = (contract.reset(self.pool[place], seed, options or None) for place in (0, 1))
         contract.check_same_start(type(self.pool[0].unwrapped).__name__, seed, first, second)
 
@@ -316,10 +327,8 @@ class AgentGRPOTrainer(EnvironmentSeam):
         gather = gather_object if self.mode == "train" else self._gather_evaluated
         summaries = gather([_summary(episode) for episode in episodes])
         for name in sorted({name for summary in summaries for name in summary}):
-            self.log_values(name, [summary[name] for summary in summaries if name in summary])
-        lengths = gather([[len(turn.completion_ids) for turn in episode.turns] for episode in episodes])
-        cut = gather([[float(turn.cut) for turn in episode.turns] for episode in episodes])
-        self._log_lengths([n for episode in lengths for n in episode], [c for episode in cut for c in episode])
+            self.log_values(name, [value for summary in summaries for value in summary.get(name, ())])
+        self._log_lengths([int(n) for summary in summaries for n in summary["completions/mean_length"]])
         self._log_seconds(episodes)
 
     def _gather_evaluated(self, values: list[Any]) -> list[Any]:
@@ -332,17 +341,17 @@ class AgentGRPOTrainer(EnvironmentSeam):
         num_episodes = len(dataloader.dataset) * self.num_generations_eval
         return gathered[: num_episodes % dataloader.total_batch_size or None]
 
-    def _log_lengths(self, lengths: list[int], cut: list[float]) -> None:
+    def _log_lengths(self, lengths: list[int]) -> None:
         self.count_tokens(sum(lengths))
-        self.log_values("completions/mean_length", lengths)
-        self.log_values("completions/clipped_ratio", cut)
         if lengths:
             self.log_values("completions/min_length", [min(lengths)])
             self.log_values("completions/max_length", [max(lengths)])
 
     def _log_seconds(self, episodes: list[Episode]) -> None:
-        self.log_values("time/generation", [self.rollout.generation_seconds])
-        self.log_values("time/environment", [sum(episode.environment_seconds for episode in episodes)])
+        spent = [self.rollout.generation_seconds, sum(episode.environment_seconds for episode in episodes)]
+        gathered = self.accelerator.gather(torch.tensor([spent], device=self.accelerator.device, dtype=torch.float32))
+        for name, seconds in zip(("time/generation", "time/environment"), gathered.mean(dim=0).tolist(), strict=True):
+            self.log_values(name, [seconds])
 
 
 def _with_environment_weight(args: AgentGRPOConfig, num_functions: int) -> AgentGRPOConfig:
@@ -357,6 +366,12 @@ def _with_environment_weight(args: AgentGRPOConfig, num_functions: int) -> Agent
     args = copy.copy(args)
     args.reward_weights = [*args.reward_weights, 1.0]
     return args
+
+
+def _as_list(reward_funcs: RewardFunction | list[RewardFunction] | None) -> list[RewardFunction]:
+    if reward_funcs is None:
+        return []
+    return list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
 
 
 def _for_each(processing_classes: Any, num_functions: int) -> list[Any] | None:
@@ -393,6 +408,8 @@ def _train_tasks(args: AgentGRPOConfig, dataset: Dataset | IterableDataset | Non
                 f"`num_tasks`={args.num_tasks} was given together with a `train_dataset`. Give one of them: the dataset's "
                 "rows are the tasks."
             )
+        if isinstance(dataset, Dataset) and len(dataset) < groups:
+            raise ValueError(f"`train_dataset` has {len(dataset)} rows, {_too_few(args, groups)}")
         return _with_seeds(dataset, args.seed, "train")
     if args.num_tasks is None and args.max_steps <= 0:
         raise ValueError(
@@ -400,13 +417,17 @@ def _train_tasks(args: AgentGRPOConfig, dataset: Dataset | IterableDataset | Non
             "`max_steps` to the number of optimizer steps, or `num_tasks` to the number of tasks of an epoch."
         )
     if args.num_tasks is not None and args.num_tasks < groups:
-        raise ValueError(
-            f"`num_tasks`={args.num_tasks} is less than the {groups} groups of a generation batch "
-            f"(`generation_batch_size`={args.generation_batch_size} / `num_generations`={args.num_generations}). Raise "
-            "`num_tasks`, or lower `per_device_train_batch_size` or `steps_per_generation`."
-        )
+        raise ValueError(f"`num_tasks` is {args.num_tasks}, {_too_few(args, groups)}")
     num_tasks = args.num_tasks if args.num_tasks is not None else groups * _num_generation_batches(args)
     return Dataset.from_dict({"seed": draw_task_seeds(num_tasks, args.seed, "train")})
+
+
+def _too_few(args: AgentGRPOConfig, groups: int) -> str:
+    return (
+        f"less than the {groups} groups of a generation batch (`generation_batch_size`={args.generation_batch_size} / "
+        f"`num_generations`={args.num_generations}). Give more tasks, or lower `per_device_train_batch_size` or "
+        "`steps_per_generation`."
+    )
 
 
 def _num_generation_batches(args: AgentGRPOConfig) -> int:
@@ -436,13 +457,15 @@ def _transcripts(episodes: list[Episode], task: TaskPrompt) -> tuple[list[Any], 
     """Each episode as chat messages, for people and reward models: the opening message, and what followed it."""
     prompts, completions = [], []
     for episode in episodes:
-        shown = [episode.turns[0].observation] if episode.turns else []
-        opening = "\n".join([task.instructions, *shown, task.format_instructions])
+        shown = episode.turns[0].observation if episode.turns else ""
+        opening = paragraphs(task.instructions, shown, task.format_instructions)
         messages = []
         for number, turn in enumerate(episode.turns):
             if number:
                 messages.append({"role": "user", "content": turn.observation})
             messages.append({"role": "assistant", "content": turn.response})
+        if episode.last_observation is not None:
+            messages.append({"role": "user", "content": episode.last_observation})
         prompts.append([{"role": "user", "content": opening}])
         completions.append(messages)
     return prompts, completions
@@ -454,19 +477,22 @@ def _mean_by_episode(turns: TurnArrays, advantages: NDArray[np.float64], num_epi
     return (sums / np.maximum(counts, 1)).tolist()
 
 
-def _summary(episode: Episode) -> dict[str, float]:
-    """What is logged of one episode; of a crashed one only that it crashed."""
+def _summary(episode: Episode) -> dict[str, list[float]]:
+    """What is logged of one episode, with one value for each turn or one in all; of a crashed one only that it crashed."""
+    lengths = {
+        "completions/mean_length": [float(len(turn.completion_ids)) for turn in episode.turns],
+        "completions/clipped_ratio": [float(turn.cut) for turn in episode.turns],
+        "episode/failed": [float(episode.failed)],
+    }
     if episode.failed:
-        return {"episode/failed": 1.0}
-    num_turns = max(len(episode.turns), 1)
-    return {
-        "episode/failed": 0.0,
-        "success": float(episode.success),
-        "episode/return": episode.total_reward,
-        "episode/turns": float(len(episode.turns)),
-        "episode/actions": float(episode.num_actions),
-        "episode/truncated": float(episode.truncated),
-        "episode/truncated_by_length": float(episode.limit == "max_episode_length"),
-        "turn/valid": sum(turn.valid for turn in episode.turns) / num_turns,
-        "turn/effective": sum(turn.effective for turn in episode.turns) / num_turns,
+        return lengths
+    return lengths | {
+        "success": [float(episode.success)],
+        "episode/return": [episode.total_reward],
+        "episode/turns": [float(len(episode.turns))],
+        "episode/actions": [float(episode.num_actions)],
+        "episode/truncated": [float(episode.truncated)],
+        **{f"episode/truncated_by_{limit}": [float(episode.limit == limit)] for limit in LIMITS},
+        "turn/valid": [float(turn.valid) for turn in episode.turns],
+        "turn/effective": [float(turn.effective) for turn in episode.turns],
     }
