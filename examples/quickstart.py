@@ -44,7 +44,7 @@ TRAINERS = {"gigpo": GiGPOTrainer, "grpo": AgentGRPOTrainer}
 # What the tiny policy needs: a KL term and a firm penalty on bad form keep it from forgetting how to answer, and several
 # optimizer steps on each batch of 64 episodes make the most of it. A real model starts from `GiGPOConfig`'s defaults.
 TINY = {
-    "max_steps": 400,
+    "max_steps": 320,
     "learning_rate": 7e-4,
     "lr_scheduler_type": "constant_with_warmup",
     "warmup_steps": 8,
@@ -52,7 +52,7 @@ TINY = {
     "per_device_train_batch_size": 16,
     "gradient_accumulation_steps": 1,
     "steps_per_generation": 4,
-    "num_tasks": 32,
+    "num_tasks": 16,
     "per_device_eval_batch_size": 128,
     "max_completion_length": 20,
     "history_length": 0,

@@ -81,7 +81,7 @@ def worker_path() -> str:
 
 
 def short_replies(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """Arguments of generation with which replies have several lengths: the untrained model knows 265 tokens, not 12."""
+    """Arguments of generation with which replies have several lengths: 12 tokens to choose from instead of 265."""
     spoken = {*range(65, 76), tokenizer.eos_token_id}
     return {"suppress_tokens": [token for token in range(len(tokenizer)) if token not in spoken]}
 
@@ -143,7 +143,7 @@ def relative_error(value: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def group_relative(returns: list[float]) -> list[float]:
-    """GRPO's advantages of the episodes of one group, written out: deviation from the mean over the unbiased spread."""
+    """GRPO's advantages of the episodes of one group, written out: distance from the mean over unbiased spread."""
     mean = sum(returns) / len(returns)
     variance = sum((value - mean) ** 2 for value in returns) / (len(returns) - 1)
     return [(value - mean) / (variance**0.5 + 1e-6) if variance > 0 else 0.0 for value in returns]

@@ -83,7 +83,7 @@ def log_probability(model: torch.nn.Module, turn: Turn) -> torch.Tensor:
 
 
 def mean_loss(model: torch.nn.Module, episodes: list[Episode], credit: list[list[float]], over: str) -> torch.Tensor:
-    """The loss on the policy, turn by turn, whatever rows they were in: -A · log p as a mean over tokens, turns or episodes."""
+    """The loss on the policy, turn by turn, whatever the rows: the mean of -A · log p over tokens, turns or episodes."""
     terms = [
         [-value * log_probability(model, turn) for turn, value in zip(episode.turns, values, strict=True)]
         for episode, values in zip(episodes, credit, strict=True)

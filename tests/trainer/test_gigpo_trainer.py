@@ -92,7 +92,7 @@ def test_buckets_are_logged(trainer: GiGPOTrainer) -> None:
 
 def test_both_levels_are_logged_on_their_own(trainer: GiGPOTrainer) -> None:
     logs = logged_by(trainer, TURNS)
-    # Returns less the penalty of 0.1: (1.4, 0.15) and (2.9, 0.5). With two episodes, A is ±(difference/2)/(std + 1e-6).
+    # Returns less the penalty of 0.1: (1.4, 0.15) and (2.9, 0.5). With two episodes, A is ± half the difference over std + ε.
     episode_level = []
     for (high, low), turns in (((1.4, 0.15), 5), ((2.9, 0.5), 6)):
         half = (high - low) / 2

@@ -97,8 +97,8 @@ def assert_same_logs(logs: list[dict[str, Any]], expected: list[dict[str, Any]])
         )
 
 
-# With two iterations on one batch, the second step has ratios other than 1, some of them clipped. Not Adam: it blows up
-# rounding errors of the first gradient where that is nearly 0.
+# With two iterations on one batch, the second step has ratios other than 1, some of them clipped. Not Adam: it blows
+# up rounding errors of the first gradient where that is nearly 0.
 OFF_POLICY = {"num_iterations": 2, "max_steps": 2, "optim": "sgd", "learning_rate": 0.3}
 
 

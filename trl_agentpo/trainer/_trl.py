@@ -456,8 +456,8 @@ def pass_epochs_on(dataloader: DataLoader) -> DataLoader:
     """
     Let the number of an epoch reach the sampler when the epoch is resumed on several processes.
 
-    accelerate wraps the sampler once to deal it out to the processes and once more to skip what was seen, and looks for it
-    behind one wrapper only. Without this the epoch would go on in the order of the first.
+    accelerate wraps the sampler once to deal it out to the processes and once more to skip what was seen, and looks for
+    it behind one wrapper only. Without this the epoch would go on in the order of the first.
 
     Args:
         dataloader (`torch.utils.data.DataLoader`):
@@ -472,7 +472,7 @@ def pass_epochs_on(dataloader: DataLoader) -> DataLoader:
 
 
 def _has_gradients(model: nn.Module) -> bool:
-    """Whether an earlier batch of the update left gradients, which processes have yet to exchange in its last batch."""
+    """Whether an earlier batch of the update left gradients, which processes have yet to exchange in its last one."""
     return any(parameter.grad is not None for parameter in model.parameters())
 
 
