@@ -37,6 +37,19 @@ class Corridor(TextEnvironment):
         return f"cell {self.cell} of {self.length - 1}"
 
 
+class Essay(TextEnvironment):
+    """One turn of free text, which is worth nothing."""
+
+    instructions = "Write."
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        return "", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        return "", 0.0, True, False, {}
+
+
 def byte_tokenizer(letters: str = "") -> Qwen2Tokenizer:
     """One token per byte (or only for the given ones), and one for each tag; chat markup like Qwen's."""
     alphabet = {letter: n for n, letter in enumerate(sorted(letters or pre_tokenizers.ByteLevel.alphabet()))}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import Corridor
+from support import Corridor, Essay
 
 from trl_agentpo.environment import TextEnvironment, TextSpace
 from trl_agentpo.evaluation import SuccessRate, play_at_random, wilson_interval
@@ -59,15 +59,6 @@ def test_random_walk_to_the_end_of_a_corridor() -> None:
 
 
 def test_free_text_cannot_be_played_at_random() -> None:
-    class Essay(TextEnvironment):
-        instructions = "Write."
-
-        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict]:
-            return "", {}
-
-        def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-            return "", 0.0, True, False, {}
-
     with pytest.raises(ValueError, match="Essay takes free text"):
         play_at_random(Essay, [1], max_turns=1)
 

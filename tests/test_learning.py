@@ -30,6 +30,7 @@ from trl_agentpo.turns import TurnArrays
 
 ROOMS = 8
 LEARNT = 0.8
+NOT_LEARNT = 0.65
 
 
 class Rooms(TextEnvironment):
@@ -120,11 +121,12 @@ def letters_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_step_credit_learns_what_trajectory_credit_does_not(letters_model: str, tmp_path: Path, seed: int) -> None:
+    """And with shuffled anchors nothing is left of the gain. Chance is 0.5."""
     assert share_of_right_doors(GiGPOTrainer, letters_model, tmp_path, seed) > LEARNT
-    assert share_of_right_doors(AgentGRPOTrainer, letters_model, tmp_path, seed) < LEARNT
+    assert share_of_right_doors(AgentGRPOTrainer, letters_model, tmp_path, seed) < NOT_LEARNT
+    assert share_of_right_doors(ShuffledAnchors, letters_model, tmp_path, seed) < NOT_LEARNT
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bug", [ShuffledAnchors, WrongSign])
-def test_a_planted_bug_takes_the_gain_away(letters_model: str, tmp_path: Path, bug: type[GiGPOTrainer]) -> None:
-    assert share_of_right_doors(bug, letters_model, tmp_path, seed=0) < LEARNT
+def test_a_wrong_sign_unlearns(letters_model: str, tmp_path: Path) -> None:
+    assert share_of_right_doors(WrongSign, letters_model, tmp_path, seed=0) < 1 - LEARNT

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from support import Essay
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_agentpo import environment as contract
 from trl_agentpo.actions import ActionFormat
 from trl_agentpo.context import ChatTokens, FullHistory, TaskPrompt, Window
-from trl_agentpo.environment import TextEnvironment
 from trl_agentpo.testing import describe, tiny_policy
 
 
@@ -114,14 +114,5 @@ def test_another_context_is_another_policy(tmp_path: Path) -> None:
 
 
 def test_free_text_cannot_be_played_at_random() -> None:
-    class Essay(TextEnvironment):
-        instructions = "Write."
-
-        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict]:
-            return "", {}
-
-        def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-            return "", 0.0, True, False, {}
-
     with pytest.raises(ValueError, match="Essay has no vocabulary"):
         tiny_policy(Essay)

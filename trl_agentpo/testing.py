@@ -54,7 +54,7 @@ def tiny_policy(
     max_turns: int = 10,
     hidden_size: int = 128,
     num_episodes: int = 3000,
-    num_steps: int = 600,
+    num_steps: int = 400,
     seed: int = 0,
     cache_dir: str | None = None,
 ) -> str:
@@ -76,7 +76,7 @@ def tiny_policy(
             Width of the model; 128 gives about 0.4 million parameters.
         num_episodes (`int`, *optional*, defaults to `3000`):
             Episodes of the warm start.
-        num_steps (`int`, *optional*, defaults to `600`):
+        num_steps (`int`, *optional*, defaults to `400`):
             Optimizer steps of the warm start, of 64 rows each.
         seed (`int`, *optional*, defaults to `0`):
             Seed of weights and data.
