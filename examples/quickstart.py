@@ -53,7 +53,7 @@ TINY = {
     "per_device_train_batch_size": 16,
     "gradient_accumulation_steps": 1,
     "steps_per_generation": 4,
-    "num_tasks": 16,
+    "num_tasks": 8,
     "per_device_eval_batch_size": 128,
     "max_completion_length": 20,
     "history_length": 0,
