@@ -65,7 +65,7 @@ class ShuffledAnchors(GiGPOTrainer):
     """GiGPO with a planted bug: anchors are dealt out anew among the turns."""
 
     def compute_advantages(self, turns: TurnArrays) -> NDArray[np.float64]:
-        order = np.random.default_rng(0).permutation(len(turns))
+        order = np.random.default_rng(self.state.global_step).permutation(len(turns))
         turns.anchors = [turns.anchors[i] for i in order]
         return super().compute_advantages(turns)
 
