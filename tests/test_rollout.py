@@ -16,11 +16,12 @@ from support import Corridor, byte_tokenizer
 
 from trl_agentpo import rollout as rollout_module
 from trl_agentpo.actions import ActionFormat, ParsedResponse
-from trl_agentpo.context import ChatTokens, FullHistory, MessageContext, TaskPrompt, Window
+from trl_agentpo.context import ChatTokens, ContextPolicy, FullHistory, MessageContext, TaskPrompt, Window
 from trl_agentpo.environment import EnvironmentContractError, NonDeterministicResetError, TextSpace
 from trl_agentpo.episode import Episode
 from trl_agentpo.pool import EnvironmentPool
 from trl_agentpo.rollout import Limits, Rollout
+from trl_agentpo.rows import merge_turns
 
 
 Info = dict[str, Any]
@@ -80,6 +81,7 @@ def limits(**given: Any) -> Limits:
         "max_actions": None,
         "max_actions_per_turn": 1,
         "max_completion_length": 50,
+        "max_context_length": None,
         "max_episode_length": None,
     }
     return Limits(**{**standard, **given})
@@ -318,7 +320,8 @@ def test_a_turn_takes_no_more_actions_than_it_may_and_none_after_the_end() -> No
     assert [episode.terminated for episode in episodes] == [False, True]
 
 
-def test_an_episode_ends_cleanly_where_its_next_prompt_leaves_no_room_for_a_reply() -> None:
+@pytest.mark.parametrize("limit", ["max_context_length", "max_episode_length"])
+def test_an_episode_ends_cleanly_where_its_next_prompt_leaves_no_room_for_a_reply(limit: str) -> None:
     (alone,) = at(0)
     rollout_of(Scripted([LEFT], [LEFT], [LEFT]), context=FullHistory(), limits=limits(max_turns=3)).play([alone])
     for number, turn in enumerate(alone.turns, start=1):
@@ -328,12 +331,33 @@ def test_an_episode_ends_cleanly_where_its_next_prompt_leaves_no_room_for_a_repl
             generate = Scripted(*[[LEFT]] * expected)
             (episode,) = at(0)
             length = len(turn.prompt_ids) + room + 50
-            rollout_of(generate, context=FullHistory(), limits=limits(max_turns=3, max_episode_length=length)).play(
-                [episode]
-            )
+            rollout_of(generate, context=FullHistory(), limits=limits(max_turns=3, **{limit: length})).play([episode])
             assert len(episode.turns) == len(generate.prompts) == expected
             assert (episode.terminated, episode.truncated) == (False, True)
-            assert episode.limit == ("max_turns" if expected == 3 else "max_episode_length")
+            assert episode.limit == ("max_turns" if expected == 3 else limit)
+
+
+def test_an_episode_of_fresh_prompts_has_one_budget_for_all_of_them() -> None:
+    first = len(CHAT.encode([{"role": "user", "content": "Walk.\ncell 0 of 3\nAnswer."}]))
+    reply = len(TOKENIZER(LEFT)["input_ids"]) + 1
+    # Two turns are played: prompt, reply, prompt, reply. A third prompt and a full reply to it need 50 more than its length.
+    needed = 2 * (first + reply) + first + 50
+    for length, expected in [(needed, 3), (needed - 1, 2)]:
+        (episode,) = at(0)
+        rollout_of(Scripted(*[[LEFT]] * expected), limits=limits(max_turns=3, max_episode_length=length)).play(
+            [episode]
+        )
+        assert [len(turn.prompt_ids) for turn in episode.turns] == [first] * expected
+        assert [len(turn.completion_ids) for turn in episode.turns] == [reply] * expected
+        assert (len(episode.turns), episode.num_tokens) == (expected, expected * (first + reply))
+
+
+@pytest.mark.parametrize("context", [FullHistory(), Window(1), Window(0)])
+def test_the_tokens_of_an_episode_are_those_of_its_rows(context: ContextPolicy) -> None:
+    (episode,) = at(0)
+    rollout_of(Scripted([LEFT], [RIGHT], [RIGHT]), context=context, limits=limits(max_turns=3)).play([episode])
+    rows = merge_turns(episode.turns)
+    assert episode.num_tokens == sum(len(row.prompt_ids) + len(row.completion_ids) for row in rows)
 
 
 def test_a_long_episode_ends_alone() -> None:
@@ -354,13 +378,8 @@ def test_a_task_whose_first_prompt_does_not_fit_is_an_error_with_its_numbers() -
     rollout = rollout_of(Scripted(), limits=limits(max_episode_length=length + 49))
     with pytest.raises(ValueError) as caught:
         rollout.play([Episode(seed=91)])
-    named = ["seed=91", f"{length} tokens", f"only {length - 1} fit", f"{length + 49} tokens", "=50"]
+    named = ["seed=91", f"{length} tokens", f"`max_episode_length` is {length + 49}", "`max_completion_length`=50"]
     assert [word for word in named if word not in str(caught.value)] == []
-
-
-def test_the_room_of_a_prompt() -> None:
-    assert limits(max_episode_length=80, max_completion_length=30).max_prompt_length == 50
-    assert limits(max_episode_length=None).max_prompt_length is None
 
 
 def test_the_environments_own_limit_is_a_truncation() -> None:

@@ -78,13 +78,16 @@ class Episode:
         truncated (`bool`, *optional*, defaults to `False`):
             A limit ended it: the environment's own, or one of ours.
         limit (`str` or `None`, *optional*):
-            Which limit: `"environment"`, `"max_turns"`, `"max_actions"` or `"max_episode_length"`.
+            Which limit: `"environment"`, `"max_turns"`, `"max_actions"`, `"max_context_length"` (the model's context) or
+            `"max_episode_length"`.
         success (`bool`, *optional*, defaults to `False`):
             The task was solved.
         error (`str` or `None`, *optional*):
             What the environment raised, if it crashed. Such an episode takes part in nothing: no loss, no statistic.
         last_observation (`str` or `None`, *optional*):
             What the last turn led to; no turn begins with it.
+        num_tokens (`int`, *optional*, defaults to `0`):
+            Tokens of its prompts and replies; what a prompt repeats of the turn before counts once.
         environment_seconds (`float`, *optional*, defaults to `0.0`):
             Time spent in the environment.
     """
@@ -98,6 +101,7 @@ class Episode:
     success: bool = False
     error: str | None = None
     last_observation: str | None = None
+    num_tokens: int = 0
     environment_seconds: float = 0.0
 
     @property

@@ -24,7 +24,7 @@ from .pool import EnvironmentPool
 logger = logging.getLogger(__name__)
 
 # What may end an episode as truncated.
-LIMITS = ("environment", "max_turns", "max_actions", "max_episode_length")
+LIMITS = ("environment", "max_turns", "max_actions", "max_context_length", "max_episode_length")
 
 _Result = TypeVar("_Result")
 Generate = Callable[[list[list[int]]], tuple[list[list[int]], list[list[float]] | None]]
@@ -44,20 +44,28 @@ class Limits:
             Actions executed in one turn; further ones are ignored.
         max_completion_length (`int`):
             Tokens the model may sample in a turn.
+        max_context_length (`int` or `None`):
+            Tokens of a turn's prompt and reply together: what the model can take in.
         max_episode_length (`int` or `None`):
-            Tokens of a turn's prompt and reply together.
+            Tokens of all prompts and replies of an episode. What a prompt repeats of the turn before counts once.
     """
 
     max_turns: int
     max_actions: int | None
     max_actions_per_turn: int
     max_completion_length: int
+    max_context_length: int | None
     max_episode_length: int | None
 
-    @property
-    def max_prompt_length(self) -> int | None:
-        """The longest prompt that leaves room for a full reply."""
-        return None if self.max_episode_length is None else self.max_episode_length - self.max_completion_length
+    def exceeded(self, episode: Episode, prompt: list[int]) -> str | None:
+        """The limit that a prompt and a full reply to it would exceed, if any."""
+        needed = len(prompt) + self.max_completion_length
+        if self.max_context_length is not None and needed > self.max_context_length:
+            return "max_context_length"
+        needed = episode.num_tokens + _num_new_tokens(episode, prompt) + self.max_completion_length
+        if self.max_episode_length is not None and needed > self.max_episode_length:
+            return "max_episode_length"
+        return None
 
 
 class Rollout:
@@ -155,30 +163,29 @@ class Rollout:
         return contract.reset(self.pool[place], episode.seed, episode.options or None)
 
     def _prompts(self, episodes: list[Episode], states: dict[int, Observation]) -> dict[int, list[int]]:
-        """The prompts of unfinished episodes; those whose prompt has outgrown its budget end here."""
+        """The prompts of unfinished episodes; those whose next turn would not fit end here."""
         prompts = {}
         for place, episode in enumerate(episodes):
             if episode.done:
                 continue
             prompt = self.context.prompt_ids(self.chat, self.task, episode.turns, states[place])
-            if self._fits(prompt, episode):
+            limit = self.limits.exceeded(episode, prompt)
+            if limit is None:
                 prompts[place] = prompt
             else:
-                _truncate(episode, "max_episode_length")
+                self._check_begun(episode, prompt)
+                _truncate(episode, limit)
         return prompts
 
-    def _fits(self, prompt: list[int], episode: Episode) -> bool:
-        room = self.limits.max_prompt_length
-        if room is None or len(prompt) <= room:
-            return True
+    def _check_begun(self, episode: Episode, prompt: list[int]) -> None:
         if not episode.turns:
             raise ValueError(
-                f"The first prompt of task seed={episode.seed} has {len(prompt)} tokens, but only {room} fit: "
-                f"`max_episode_length` or the model's context is {self.limits.max_episode_length} tokens, of which "
-                f"`max_completion_length`={self.limits.max_completion_length} are kept for the reply. Lower "
-                "`max_completion_length`, shorten the observation, or use a model with a longer context."
+                f"The first prompt of task seed={episode.seed} has {len(prompt)} tokens and leaves no room for a reply of "
+                f"`max_completion_length`={self.limits.max_completion_length}: the model's context is "
+                f"{self.limits.max_context_length} tokens and `max_episode_length` is {self.limits.max_episode_length}. "
+                "Lower `max_completion_length`, raise `max_episode_length`, shorten the observation, or use a model with a "
+                "longer context."
             )
-        return False
 
     def _sample(self, prompts: list[list[int]]) -> tuple[list[list[int]], list[list[float]] | None]:
         start = time.perf_counter()
@@ -206,6 +213,7 @@ class Rollout:
         parsed = self._parse(turn.response)
         actions, all_known = match_vocabulary(parsed.actions, contract.vocabulary_of(self.pool[place]))
         turn.thinking, turn.valid = parsed.thinking, parsed.valid and all_known
+        episode.num_tokens += _num_new_tokens(episode, turn.prompt_ids) + len(turn.completion_ids)
         episode.turns.append(turn)
         for action in actions[: self._actions_left(episode)]:
             result = self._guarded(place, episode, functools.partial(contract.step, self.pool[place], action))
@@ -281,6 +289,14 @@ def _account(episode: Episode, turn: Turn, action: str, result: StepResult) -> N
     episode.terminated = result.terminated
     if result.truncated and not result.terminated:
         _truncate(episode, "environment")
+
+
+def _num_new_tokens(episode: Episode, prompt: list[int]) -> int:
+    """The length of a prompt without what it repeats of the turn before, where it begins with all of that."""
+    if not episode.turns:
+        return len(prompt)
+    before = episode.turns[-1].prompt_ids + episode.turns[-1].completion_ids
+    return len(prompt) - (len(before) if prompt[: len(before)] == before else 0)
 
 
 def _truncate(episode: Episode, limit: str) -> None:

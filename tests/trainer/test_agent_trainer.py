@@ -56,6 +56,7 @@ from trl_agentpo import (
     Turn,
 )
 from trl_agentpo.environment import EnvironmentContractError
+from trl_agentpo.rows import merge_turns
 from trl_agentpo.turns import TurnArrays
 
 
@@ -904,8 +905,10 @@ def test_what_is_logged_is_what_was_played(random_model: str, tmp_path: Path) ->
     assert log["episode/actions"] == of_episodes(lambda e: len(e.turns))
     assert log["episode/truncated"] == of_episodes(lambda e: e.turns[-1].reward == 0)
     assert log["episode/truncated_by_max_turns"] == log["episode/truncated"]
-    for limit in ("environment", "max_actions", "max_episode_length"):
+    for limit in ("environment", "max_actions", "max_context_length", "max_episode_length"):
         assert log[f"episode/truncated_by_{limit}"] == 0
+    # Each turn has a fresh prompt here.
+    assert log["episode/tokens"] == of_episodes(lambda e: sum(len(t.prompt_ids + t.completion_ids) for t in e.turns))
     assert log["episode/failed"] == 0
     assert log["turn/valid"] == pytest.approx(np.mean([len(turn.response) % 3 > 0 for turn in turns]))
     moved = [not (turn.anchor == 0 and turn.actions == ["left"]) for turn in turns]
@@ -925,15 +928,19 @@ def test_what_is_logged_is_what_was_played(random_model: str, tmp_path: Path) ->
     assert parts < full["step_time"] * 1.05
 
 
-def test_an_episode_that_outgrows_its_tokens_is_truncated(random_model: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("context", "budget"), [("full_history", 220), ("window", 600)])
+def test_an_episode_that_outgrows_its_tokens_is_truncated(
+    random_model: str, tmp_path: Path, context: str, budget: int
+) -> None:
     trainer = make_trainer(
-        AgentGRPOTrainer, random_model, tmp_path, context="full_history", max_episode_length=220, max_turns=20
+        AgentGRPOTrainer, random_model, tmp_path, context=context, max_episode_length=budget, max_turns=20
     )
     batches = played_episodes(trainer)
     trainer.train()
     (episodes,) = batches
-    lengths = [len(e.turns[-1].prompt_ids) + len(e.turns[-1].completion_ids) for e in episodes]
-    assert max(lengths) <= 220
+    rows = [merge_turns(episode.turns) for episode in episodes]
+    lengths = [sum(len(row.prompt_ids) + len(row.completion_ids) for row in of_episode) for of_episode in rows]
+    assert max(lengths) <= budget
     by_length = [episode.limit == "max_episode_length" for episode in episodes]
     assert any(by_length)
     assert training_logs(trainer)[0]["episode/truncated_by_max_episode_length"] == np.mean(by_length)
@@ -1078,7 +1085,7 @@ def test_a_model_without_a_chat_template_is_refused(
 def test_a_prompt_that_does_not_fit_the_model_is_refused(tmp_path: Path, tokenizer: Qwen2Tokenizer) -> None:
     model = save_random_model(tmp_path / "model", tokenizer, max_position_embeddings=64)
     trainer = make_trainer(AgentGRPOTrainer, model, tmp_path)
-    with pytest.raises(ValueError, match="The first prompt of task seed=.* only 59 fit.*`max_completion_length`=5"):
+    with pytest.raises(ValueError, match="The first prompt of task seed=.* leaves no room.*`max_completion_length`=5: the model.s context is 64"):
         trainer.train()
 
 

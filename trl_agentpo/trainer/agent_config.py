@@ -48,8 +48,9 @@ class AgentGRPOConfig(GRPOConfig):
         max_actions_per_turn (`int`, *optional*, defaults to `1`):
             How many actions of a reply are executed.
         max_episode_length (`int`, *optional*):
-            How many tokens the prompt and the reply of a turn may have together; under `context="full_history"` that is
-            the whole episode. An episode whose next turn would not fit is truncated. If `None`, the model's context.
+            How many tokens the prompts and replies of an episode may have together; what a prompt repeats of the turn
+            before counts once. An episode whose next turn might not fit, or would exceed the model's context, is truncated.
+            If `None`, only the model's context counts.
         action_format (`str`, *optional*, defaults to `"action"`):
             `"action"` for `<think>…</think><action>…</action>` or `"answer"` for `<think>…</think><answer>a || b</answer>`.
         require_thinking (`bool`, *optional*, defaults to `True`):
@@ -110,7 +111,7 @@ class AgentGRPOConfig(GRPOConfig):
     max_actions_per_turn: int = field(default=1, metadata={"help": "How many actions of a reply are executed."})
     max_episode_length: int | None = field(
         default=None,
-        metadata={"help": "Tokens a turn's prompt and reply may have together. `None`: the model's context."},
+        metadata={"help": "Tokens the prompts and replies of an episode may have. `None`: the model's context."},
     )
     action_format: str = field(
         default="action",

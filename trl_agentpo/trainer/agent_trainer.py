@@ -390,13 +390,13 @@ def _context_policy(args: AgentGRPOConfig, context: ContextPolicy | MessageFunct
 
 
 def _limits(args: AgentGRPOConfig, model_context: int | None) -> Limits:
-    lengths = [length for length in (args.max_episode_length, model_context) if length is not None]
     return Limits(
         max_turns=args.max_turns,
         max_actions=args.max_actions,
         max_actions_per_turn=args.max_actions_per_turn,
         max_completion_length=args.turn_length,
-        max_episode_length=min(lengths, default=None),
+        max_context_length=model_context,
+        max_episode_length=args.max_episode_length,
     )
 
 
@@ -491,6 +491,7 @@ def _summary(episode: Episode) -> dict[str, list[float]]:
         "episode/return": [episode.total_reward],
         "episode/turns": [float(len(episode.turns))],
         "episode/actions": [float(episode.num_actions)],
+        "episode/tokens": [float(episode.num_tokens)],
         "episode/truncated": [float(episode.truncated)],
         **{f"episode/truncated_by_{limit}": [float(episode.limit == limit)] for limit in LIMITS},
         "turn/valid": [float(turn.valid) for turn in episode.turns],
