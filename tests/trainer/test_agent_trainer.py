@@ -1085,7 +1085,10 @@ def test_a_model_without_a_chat_template_is_refused(
 def test_a_prompt_that_does_not_fit_the_model_is_refused(tmp_path: Path, tokenizer: Qwen2Tokenizer) -> None:
     model = save_random_model(tmp_path / "model", tokenizer, max_position_embeddings=64)
     trainer = make_trainer(AgentGRPOTrainer, model, tmp_path)
-    with pytest.raises(ValueError, match="The first prompt of task seed=.* leaves no room.*`max_completion_length`=5: the model.s context is 64"):
+    with pytest.raises(
+        ValueError,
+        match="The first prompt of task seed=.* leaves no room.*`max_completion_length`=5: the model.s context is 64",
+    ):
         trainer.train()
 
 
