@@ -413,6 +413,17 @@ def test_no_admissible_actions_may_be_said_in_three_ways() -> None:
         assert contract.observe("x", info, "Echo").admissible_actions == ()
 
 
+def test_facts_are_handed_on_and_may_be_missing() -> None:
+    assert contract.observe("x", {"facts": {"player": (0, 1)}}, "Echo").facts == {"player": (0, 1)}
+    for info in ({}, {"facts": None}, {"facts": {}}):
+        assert contract.observe("x", info, "Echo").facts == {}
+
+
+def test_facts_that_are_no_dict_are_refused() -> None:
+    with pytest.raises(EnvironmentContractError, match=r"Echo gave info\[\"facts\"\] = .*expected a dict such as"):
+        contract.observe("x", {"facts": [("player", (0, 1))]}, "Echo")
+
+
 @pytest.mark.parametrize("actions", ["left", [1, 2], [["left"]]])
 def test_admissible_actions_that_are_no_list_of_texts_are_refused(actions: Any) -> None:
     message = message_of(

@@ -163,6 +163,30 @@ def test_a_turn_is_recorded_as_it_happened() -> None:
     assert (second.response, second.thinking, second.actions) == (LEFT, None, ["left"])
 
 
+def test_the_facts_of_a_turn_are_those_of_the_state_it_met() -> None:
+    class Factual(Corridor):
+        def reset(self, **given: Any) -> tuple[str, Info]:
+            shown, info = super().reset(**given)
+            return shown, {**info, "facts": {"player": self.cell}}
+
+        def step(self, action: str) -> Moved:
+            shown, *rest, info = super().step(action)
+            return shown, *rest, {**info, "facts": {"player": self.cell}}
+
+    (episode,) = at(0)
+    rollout_of(Scripted([RIGHT], [LEFT], [RIGHT]), Factual, limits=limits(max_turns=3)).play([episode])
+    assert [turn.facts for turn in episode.turns] == [{"player": 0}, {"player": 1}, {"player": 0}]
+
+
+@pytest.mark.parametrize(
+    ("reply", "well_formed", "valid"), [(RIGHT, True, True), ("<action>fly</action>", True, False)]
+)
+def test_a_form_may_be_right_where_the_action_is_unknown(reply: str, well_formed: bool, valid: bool) -> None:
+    (episode,) = at(0)
+    rollout_of(Scripted([reply]), limits=limits(max_turns=1)).play([episode])
+    assert [(turn.well_formed, turn.valid) for turn in episode.turns] == [(well_formed, valid)]
+
+
 def test_the_state_is_shown_and_recorded_with_its_admissible_actions() -> None:
     class Listing(Corridor):
         def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[str, Info]:

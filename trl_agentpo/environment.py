@@ -14,7 +14,7 @@ import inspect
 import math
 import string
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium
@@ -120,11 +120,14 @@ class Observation:
             The environment state, equal for two turns exactly if they met the same state.
         admissible_actions (`tuple[str, ...]`, *optional*, defaults to `()`):
             What may be done now; empty if the environment does not say.
+        facts (`Mapping[str, Any]`, *optional*, defaults to `{}`):
+            What is true of the state; empty if the environment does not say.
     """
 
     text: str
     anchor: Hashable
     admissible_actions: tuple[str, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -365,8 +368,8 @@ def observe(text: Any, info: Any, name: str) -> Observation:
         [`Observation`]: the state, with its anchor (the observation itself where the environment gives none).
 
     Raises:
-        EnvironmentContractError: `text` is not a string, `info` not a mapping, the anchor not hashable, or the admissible
-            actions are not strings.
+        EnvironmentContractError: `text` is not a string, `info` or its facts not a mapping, the anchor not hashable, or the
+            admissible actions are not strings.
     """
     if not isinstance(text, str):
         raise EnvironmentContractError(f"{name} gave an observation of type {type(text).__name__}, expected `str`.")
@@ -382,7 +385,17 @@ def observe(text: Any, info: Any, name: str) -> Observation:
             f"{name} gave an anchor that cannot be hashed ({type(anchor).__name__}: {anchor!r:.80}), so turns cannot be "
             'grouped by it. Make it a string, a number or a tuple, for example `info["anchor"] = tuple(...)`.'
         ) from error
-    return Observation(text, anchor, _admissible(info.get("admissible_actions"), name))
+    return Observation(
+        text, anchor, _admissible(info.get("admissible_actions"), name), _facts(info.get("facts"), name)
+    )
+
+
+def _facts(facts: Any, name: str) -> Mapping[str, Any]:
+    if facts is not None and not isinstance(facts, Mapping):
+        raise EnvironmentContractError(
+            f'{name} gave info["facts"] = {facts!r:.80}, expected a dict such as {{"player": (0, 1)}}.'
+        )
+    return facts or {}
 
 
 def _admissible(actions: Any, name: str) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ sampled, never decoded and encoded again. Everything after the rollout (credit, 
 and nothing else.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,8 @@ class Turn:
             The actions that were executed, in order.
         reward (`float`, *optional*, defaults to `0.0`):
             The environment's reward, summed over the turn's actions.
+        well_formed (`bool`, *optional*, defaults to `True`):
+            The reply had the asked-for form, whatever the actions in it.
         valid (`bool`, *optional*, defaults to `True`):
             The reply had the asked-for form and the environment understood every action in it.
         effective (`bool`, *optional*, defaults to `False`):
@@ -44,6 +46,8 @@ class Turn:
             Sampling log-probabilities of `completion_ids`, where the generator gives them.
         admissible_actions (`tuple[str, ...]`, *optional*):
             The actions the environment listed in that state.
+        facts (`Mapping[str, Any]`, *optional*):
+            What the environment said is true of that state.
     """
 
     observation: str
@@ -54,11 +58,13 @@ class Turn:
     thinking: str | None = None
     actions: list[str] = field(default_factory=list)
     reward: float = 0.0
+    well_formed: bool = True
     valid: bool = True
     effective: bool = False
     cut: bool = False
     logprobs: list[float] | None = None
     admissible_actions: tuple[str, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass

@@ -206,13 +206,14 @@ class Rollout:
             cut=not completion or completion[-1] not in self.end_tokens,
             logprobs=logprobs,
             admissible_actions=state.admissible_actions,
+            facts=state.facts,
         )
 
     def _act(self, place: int, episode: Episode, turn: Turn, state: Observation) -> Observation:
         """Execute a reply: complete its turn, add it to the episode, and say where that led."""
         parsed = self._parse(turn.response)
         actions, all_known = match_vocabulary(parsed.actions, contract.vocabulary_of(self.pool[place]))
-        turn.thinking, turn.valid = parsed.thinking, parsed.valid and all_known
+        turn.thinking, turn.well_formed, turn.valid = parsed.thinking, parsed.valid, parsed.valid and all_known
         episode.num_tokens += _num_new_tokens(episode, turn.prompt_ids) + len(turn.completion_ids)
         episode.turns.append(turn)
         for action in actions[: self._actions_left(episode)]:
