@@ -40,33 +40,33 @@ LAYOUTS = st.lists(
 ).map(Layout)
 
 
-def weighted_sum(values: list[float], rewards: list[float], gamma: float, gae_lambda: float) -> list[float]:
+def weighted_sum(values: list[float], rewards: list[float], gamma: float, lam: float) -> list[float]:
     """A_t = Σ_l (γ λ)^l δ_{t+l} over one sequence: the definition, without the recursion."""
     following = [*values[1:], 0.0]
     deltas = [r + gamma * after - v for r, after, v in zip(rewards, following, values, strict=True)]
     count = len(deltas)
-    return [sum((gamma * gae_lambda) ** step * deltas[t + step] for step in range(count - t)) for t in range(count)]
+    return [sum((gamma * lam) ** step * deltas[t + step] for step in range(count - t)) for t in range(count)]
 
 
 @given(LAYOUTS, FACTORS, FACTORS)
-def test_token_gae(layout: Layout, gamma: float, gae_lambda: float) -> None:
+def test_token_gae(layout: Layout, gamma: float, lam: float) -> None:
     expected = []
     for episode in layout.episodes:
         values = [value for _, turn in episode for value in turn]
         rewards = [reward if n == len(turn) - 1 else 0.0 for reward, turn in episode for n in range(len(turn))]
-        expected += weighted_sum(values, rewards, gamma, gae_lambda)
-    assert token_gae(*layout.arguments(), gamma=gamma, gae_lambda=gae_lambda) == pytest.approx(expected)
+        expected += weighted_sum(values, rewards, gamma, lam)
+    assert token_gae(*layout.arguments(), gamma=gamma, lam=lam) == pytest.approx(expected)
 
 
 @given(LAYOUTS, FACTORS, FACTORS, FACTORS, FACTORS)
-def test_bi_level_gae(layout: Layout, turn_gamma: float, turn_lambda: float, gamma: float, gae_lambda: float) -> None:
+def test_bi_level_gae(layout: Layout, gamma_turn: float, lam_turn: float, gamma: float, lam: float) -> None:
     expected = []
     for episode in layout.episodes:
         ends, rewards = [turn[-1] for _, turn in episode], [reward for reward, _ in episode]
-        for (_, turn), advantage in zip(episode, weighted_sum(ends, rewards, turn_gamma, turn_lambda), strict=True):
+        for (_, turn), advantage in zip(episode, weighted_sum(ends, rewards, gamma_turn, lam_turn), strict=True):
             inside = [0.0] * (len(turn) - 1) + [advantage + turn[-1]]
-            expected += weighted_sum(turn, inside, gamma, gae_lambda)
-    factors = {"turn_gamma": turn_gamma, "turn_lambda": turn_lambda, "gamma": gamma, "gae_lambda": gae_lambda}
+            expected += weighted_sum(turn, inside, gamma, lam)
+    factors = {"gamma_turn": gamma_turn, "lam_turn": lam_turn, "gamma": gamma, "lam": lam}
     assert bi_level_gae(*layout.arguments(), **factors) == pytest.approx(expected)
 
 
@@ -80,12 +80,12 @@ def test_without_discount_it_is_what_is_still_earned_less_the_value(layout: Layo
         for value in turn
     ]
     assert token_gae(*layout.arguments()) == pytest.approx(expected)
-    assert bi_level_gae(*layout.arguments(), turn_gamma=1.0) == pytest.approx(expected)
+    assert bi_level_gae(*layout.arguments(), gamma_turn=1.0) == pytest.approx(expected)
 
 
 def test_a_last_turn_that_earns_nothing() -> None:
     """Turn rewards 1 and 0, values 0.5 0.5 | 0.25; γ_turn = 0.5: A_1 = −0.25, A_0 = 1 + 0.125 − 0.5 + 0.5 · −0.25 = 0.5."""
-    advantages = bi_level_gae([0.5, 0.5, 0.25], [0, 0, 1], [1.0, 0.0], [7, 7], turn_gamma=0.5)
+    advantages = bi_level_gae([0.5, 0.5, 0.25], [0, 0, 1], [1.0, 0.0], [7, 7], gamma_turn=0.5)
     assert advantages.tolist() == pytest.approx([0.5, 0.5, -0.25])
 
 
@@ -115,7 +115,7 @@ def test_what_does_not_fit(estimate: Callable[..., Any], arguments: tuple[Any, .
         estimate(*arguments)
 
 
-@pytest.mark.parametrize("name", ["gamma", "gae_lambda", "turn_gamma", "turn_lambda"])
+@pytest.mark.parametrize("name", ["gamma", "lam", "gamma_turn", "lam_turn"])
 def test_factors_out_of_range(name: str) -> None:
     with pytest.raises(ValueError, match=f"`{name}` must be in"):
         bi_level_gae([0.0], [0], [1.0], [0], **{name: np.nan})

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from transformers import Qwen2ForCausalLM
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 from trl.trainer.utils import pad
@@ -22,12 +23,16 @@ from trl_agentpo.rows import (
     NOT_TRAINED,
     Rows,
     TokenRow,
+    balanced_shares,
+    by_episode,
     merge_turns,
+    pad_rows,
+    pad_targets,
     padded_count,
     padding_row,
     split_rows,
-    token_advantages,
     trained_tokens,
+    turn_values,
 )
 
 
@@ -173,7 +178,13 @@ def test_the_padded_count_is_the_least_that_fits_all(counts: list[int], multiple
     assert found == next(n for n in range(1, 1000) if n >= max(counts) and n % multiple == 0)
 
 
-# Advantages
+# Targets
+
+
+def with_advantages(rows: list[TokenRow], values: NDArray[np.float64], length: int) -> torch.Tensor:
+    for row in rows:
+        row.targets["advantages"] = turn_values(row, values)
+    return pad_targets(rows, "advantages", length)
 
 
 @given(st.lists(episodes(), min_size=1, max_size=3), st.integers(0, 3), st.data())
@@ -188,13 +199,60 @@ def test_every_token_gets_the_advantage_of_its_turn(parts: list[list[Turn]], ext
         for j, number in enumerate(row.turn_indices):
             if number >= 0:
                 expected[i, j] = values[number]
-    found = token_advantages(rows, np.array(values), length)
+    found = with_advantages(rows, np.array(values), length)
     assert found.dtype == torch.float32
     assert torch.equal(found, expected)
 
 
 def test_without_a_trained_turn_all_advantages_are_zero() -> None:
-    assert torch.equal(token_advantages([padding_row(3, False)], np.zeros(0), 4), torch.zeros(1, 4))
+    assert torch.equal(with_advantages([padding_row(3, False)], np.zeros(0), 4), torch.zeros(1, 4))
+
+
+def test_a_row_without_a_target_has_zeros_there() -> None:
+    rows = [TokenRow([1], [2, 3], [0, 0], targets={"returns": np.array([0.5, 0.25])}), padding_row(3, False)]
+    assert pad_targets(rows, "returns", 3).tolist() == [[0.5, 0.25, 0], [0, 0, 0]]
+    assert pad_targets(rows, "old_values", 1).tolist() == [[0], [0]]
+
+
+# Dealing rows out
+
+
+@given(st.lists(st.integers(1, 9), max_size=20), st.integers(1, 4))
+def test_shares_hold_each_item_once_and_none_could_give_its_smallest_away(sizes: list[int], num_shares: int) -> None:
+    shares = balanced_shares(sizes, num_shares)
+    assert len(shares) == len(sizes)
+    assert set(shares.tolist()) <= set(range(num_shares))
+    totals = [sum(size for size, share in zip(sizes, shares, strict=True) if share == n) for n in range(num_shares)]
+    for n in range(num_shares):
+        own = [size for size, share in zip(sizes, shares, strict=True) if share == n]
+        assert not own or totals[n] - min(own) <= min(totals)
+
+
+@given(st.integers(0, 30), st.integers(1, 5))
+def test_items_of_one_size_are_dealt_out_evenly(number: int, num_shares: int) -> None:
+    counts = np.bincount(balanced_shares([3] * number, num_shares), minlength=num_shares)
+    assert counts.sum() == number
+    assert counts.max() - counts.min() <= 1
+
+
+def test_rows_by_episode() -> None:
+    rows = [TokenRow([n], episode_id=episode) for n, episode in enumerate([4, 4, 7, 2])]
+    assert [[row.prompt_ids for row in of_episode] for of_episode in by_episode(rows)] == [[[0], [1]], [[2]], [[3]]]
+    assert by_episode([]) == []
+
+
+def test_the_episode_is_on_each_of_its_rows() -> None:
+    turns = [turn([1, 2], [3]), turn([9], [3])]
+    assert [row.episode_id for row in merge_turns(turns, episode_id=5)] == [5, 5]
+
+
+def test_rows_are_padded_as_trl_does() -> None:
+    rows = [TokenRow([1, 2, 3], [4], [0]), TokenRow([5], [6, 7], [0, 0])]
+    expected = batch_of(rows)
+    padded = pad_rows(rows, PAD)
+    assert set(padded) == {"prompt_ids", "prompt_mask", "completion_ids", "completion_mask"}
+    for name, values in padded.items():
+        assert torch.equal(values, expected[name]), name
 
 
 # Batches as TRL pads them
@@ -215,7 +273,7 @@ def batch_of(rows: Sequence[TokenRow], advantages: Sequence[float] = ()) -> dict
         "tool_mask": padded([row.mask for row in rows], "right", 1),
     }
     values = np.array(advantages or [0.0] * (1 + max(n for row in rows for n in [0, *row.turn_indices])))
-    batch["advantages"] = token_advantages(rows, values, batch["completion_ids"].size(1))
+    batch["advantages"] = with_advantages(list(rows), values, batch["completion_ids"].size(1))
     return batch
 
 

@@ -50,9 +50,9 @@ def test_turns_by_hand() -> None:
         episode(turn(9.0), error="OSError: no connection"),
         episode(turn(-1.0, 4, cut=True)),
     ]
-    turns = flatten(episodes, extra_rewards=[10.0, 20.0, 30.0], first_episode=7, num_generations=4)
+    turns = flatten(episodes, extra_rewards=[[4.0, 10.0], [20.0], [30.0]], first_episode=7, num_generations=4)
     assert as_lists(turns) == {
-        "rewards": [0.5, 11.0, 29.0],
+        "rewards": [4.5, 11.0, 29.0],
         "episode_ids": [7, 7, 9],
         # Episodes 4 to 7 are a group, which began in another process, and 8 to 11 are the next.
         "group_ids": [1, 1, 2],
@@ -67,12 +67,11 @@ def test_turns_by_hand() -> None:
 def test_turns_agree_with_a_loop_over_episodes(
     episodes: list[Episode], first: int, num_generations: int, skip_cut: bool, data: st.DataObject
 ) -> None:
-    extra = data.draw(st.lists(st.integers(-5, 5).map(float), min_size=len(episodes), max_size=len(episodes)))
+    extra = [[float(data.draw(st.integers(-5, 5))) for _ in one.turns] for one in episodes]
     expected: dict[str, list] = {name: [] for name in TurnArrays.__dataclass_fields__}
     for number, one in enumerate(episodes):
         for position, t in enumerate(one.turns if one.error is None else []):
-            last = position == len(one.turns) - 1
-            expected["rewards"].append(t.reward + (extra[number] if last else 0))
+            expected["rewards"].append(t.reward + extra[number][position])
             expected["episode_ids"].append(first + number)
             expected["group_ids"].append((first + number) // num_generations)
             expected["anchors"].append(t.anchor)
@@ -83,13 +82,16 @@ def test_turns_agree_with_a_loop_over_episodes(
 
 def test_flattening_changes_no_episode() -> None:
     one = episode(turn(0.5), turn(1.0))
-    flatten([one], [10.0], 0, 2)
+    flatten([one], [[10.0, 3.0]], 0, 2)
     assert [t.reward for t in one.turns] == [0.5, 1.0]
 
 
 @pytest.mark.parametrize("episodes", [[], [episode()], [episode(turn(), error="OSError: x")]])
 def test_without_turns_the_arrays_are_empty_and_of_the_same_types(episodes: list[Episode]) -> None:
-    empty, full = flatten(episodes, [1.0] * len(episodes), 0, 2), flatten([episode(turn())], [1.0], 0, 2)
+    empty, full = (
+        flatten(episodes, [[1.0] * len(e.turns) for e in episodes], 0, 2),
+        flatten([episode(turn())], [[1.0]], 0, 2),
+    )
     assert len(empty) == 0
     for name, values in vars(empty).items():
         assert len(values) == 0
@@ -100,7 +102,7 @@ def test_without_turns_the_arrays_are_empty_and_of_the_same_types(episodes: list
 def test_the_parts_of_several_processes_are_what_one_process_has(
     episodes: list[Episode], num_generations: int, skip_cut: bool, data: st.DataObject
 ) -> None:
-    extra = [float(n) for n, _ in enumerate(episodes)]
+    extra = [[n + 0.1 * m for m, _ in enumerate(one.turns)] for n, one in enumerate(episodes)]
     cuts = sorted(data.draw(st.lists(st.integers(0, len(episodes)), max_size=3)))
     bounds = list(zip([0, *cuts], [*cuts, len(episodes)], strict=True))
     parts = [flatten(episodes[start:end], extra[start:end], start, num_generations, skip_cut) for start, end in bounds]

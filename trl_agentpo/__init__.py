@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .actions import ActionFormat, ParsedResponse
-    from .context import FullHistory, Window
+    from .callbacks import EchoTrapCallback
+    from .context import FullHistory, ReportedHistory, Window
     from .environment import EnvironmentContractError, NonDeterministicResetError, TextEnvironment, TextSpace, make
     from .episode import Episode, Turn
     from .trainer.agent_config import AgentGRPOConfig
     from .trainer.agent_trainer import AgentGRPOTrainer
     from .trainer.gigpo_config import GiGPOConfig
     from .trainer.gigpo_trainer import GiGPOTrainer
+    from .trainer.starpo_config import StarPOConfig, StarPOSConfig
+    from .trainer.starpo_trainer import StarPOTrainer
 
 __version__ = "0.1.0.dev0"
 
@@ -26,6 +29,7 @@ __all__ = [
     "ActionFormat",
     "AgentGRPOConfig",
     "AgentGRPOTrainer",
+    "EchoTrapCallback",
     "EnvironmentContractError",
     "Episode",
     "FullHistory",
@@ -33,6 +37,10 @@ __all__ = [
     "GiGPOTrainer",
     "NonDeterministicResetError",
     "ParsedResponse",
+    "ReportedHistory",
+    "StarPOConfig",
+    "StarPOSConfig",
+    "StarPOTrainer",
     "TextEnvironment",
     "TextSpace",
     "Turn",
@@ -45,6 +53,7 @@ _MODULE_OF = {
     "ActionFormat": ".actions",
     "AgentGRPOConfig": ".trainer.agent_config",
     "AgentGRPOTrainer": ".trainer.agent_trainer",
+    "EchoTrapCallback": ".callbacks",
     "EnvironmentContractError": ".environment",
     "Episode": ".episode",
     "FullHistory": ".context",
@@ -52,6 +61,10 @@ _MODULE_OF = {
     "GiGPOTrainer": ".trainer.gigpo_trainer",
     "NonDeterministicResetError": ".environment",
     "ParsedResponse": ".actions",
+    "ReportedHistory": ".context",
+    "StarPOConfig": ".trainer.starpo_config",
+    "StarPOSConfig": ".trainer.starpo_config",
+    "StarPOTrainer": ".trainer.starpo_trainer",
     "TextEnvironment": ".environment",
     "TextSpace": ".environment",
     "Turn": ".episode",

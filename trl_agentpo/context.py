@@ -157,18 +157,54 @@ class ContextPolicy(ABC):
 
 
 class FullHistory(ContextPolicy):
-    """The whole dialogue so far (RAGEN's StarPO). One training row per episode, each token trained once."""
+    """The whole dialogue so far. One training row per episode, each token trained once."""
 
     def prompt_ids(
         self, chat: ChatTokens, task: TaskPrompt, turns: Sequence[Turn], observation: Observation
     ) -> list[int]:
-        shown = show(observation)
+        message = self.message(turns, observation)
         if not turns:
-            parts = (task.instructions, shown, task.format_instructions)
+            parts = (task.instructions, message, task.format_instructions)
             return chat.encode([{"role": "user", "content": paragraphs(*parts)}])
         last = turns[-1]
         seen = last.prompt_ids + last.completion_ids
-        return seen + chat.continuation(shown, last.completion_ids[-1] if last.completion_ids else None)
+        return seen + chat.continuation(message, last.completion_ids[-1] if last.completion_ids else None)
+
+    def message(self, turns: Sequence[Turn], observation: Observation) -> str:
+        """
+        What the model is told at a turn.
+
+        Args:
+            turns (`Sequence[Turn]`):
+                The episode so far.
+            observation ([`Observation`]):
+                The state in which the model is to act.
+
+        Returns:
+            `str`: the state.
+        """
+        return show(observation)
+
+
+class ReportedHistory(FullHistory):
+    """
+    The whole dialogue so far, in RAGEN's form: each message gives the reward of the last turn, the number of the turn, the
+    state, and how many actions are left. The penalty on invalid replies is not part of the reward it shows.
+
+    Args:
+        max_actions (`int` or `None`, *optional*):
+            How many actions an episode has. If `None`, nothing is said about them.
+    """
+
+    def __init__(self, max_actions: int | None = None):
+        self.max_actions = max_actions
+
+    def message(self, turns: Sequence[Turn], observation: Observation) -> str:
+        reward = f"Reward: {turns[-1].reward:g}" if turns else ""
+        left = ""
+        if self.max_actions is not None:
+            left = f"Actions left: {self.max_actions - sum(len(turn.actions) for turn in turns)}"
+        return paragraphs(reward, f"Turn {len(turns) + 1}:", show(observation), left)
 
 
 class Window(ContextPolicy):

@@ -24,7 +24,7 @@ def token_gae(
     episode_ids: ArrayLike,
     *,
     gamma: float = 1.0,
-    gae_lambda: float = 1.0,
+    lam: float = 1.0,
 ) -> Floats:
     """
     Advantages over the tokens of an episode (Schulman et al. 2016), the PPO form of StarPO.
@@ -42,7 +42,7 @@ def token_gae(
             The episode of each turn.
         gamma (`float`, *optional*, defaults to `1.0`):
             Discount per token, in [0, 1].
-        gae_lambda (`float`, *optional*, defaults to `1.0`):
+        lam (`float`, *optional*, defaults to `1.0`):
             Weight of longer look-aheads, in [0, 1].
 
     Returns:
@@ -52,10 +52,10 @@ def token_gae(
         ValueError: lengths that do not fit, a turn without tokens, tokens out of order, or a factor out of its range.
     """
     values, turns, rewards, episodes = _arrays(values, turn_ids, turn_rewards, episode_ids)
-    _check_factors(gamma=gamma, gae_lambda=gae_lambda)
+    _check_factors(gamma=gamma, lam=lam)
     is_last = _last_tokens(turns)
     token_rewards = np.where(is_last, rewards[turns], 0.0)
-    return _recursion(values, token_rewards, episodes[turns], gamma, gae_lambda)
+    return _recursion(values, token_rewards, episodes[turns], gamma, lam)
 
 
 def bi_level_gae(
@@ -64,10 +64,10 @@ def bi_level_gae(
     turn_rewards: ArrayLike,
     episode_ids: ArrayLike,
     *,
-    turn_gamma: float = 0.95,
-    turn_lambda: float = 1.0,
+    gamma_turn: float = 0.95,
+    lam_turn: float = 1.0,
     gamma: float = 1.0,
-    gae_lambda: float = 1.0,
+    lam: float = 1.0,
 ) -> Floats:
     """
     Advantages first over turns, then over the tokens of each turn (RAGEN's bi-level GAE).
@@ -79,11 +79,11 @@ def bi_level_gae(
     Args:
         values, turn_ids, turn_rewards, episode_ids (`ArrayLike`):
             As in [`token_gae`].
-        turn_gamma (`float`, *optional*, defaults to `0.95`):
+        gamma_turn (`float`, *optional*, defaults to `0.95`):
             Discount per turn, in [0, 1].
-        turn_lambda (`float`, *optional*, defaults to `1.0`):
+        lam_turn (`float`, *optional*, defaults to `1.0`):
             Weight of longer look-aheads over turns, in [0, 1].
-        gamma, gae_lambda (`float`, *optional*, defaults to `1.0`):
+        gamma, lam (`float`, *optional*, defaults to `1.0`):
             The same over the tokens of a turn.
 
     Returns:
@@ -93,15 +93,45 @@ def bi_level_gae(
         ValueError: as in [`token_gae`].
     """
     values, turns, rewards, episodes = _arrays(values, turn_ids, turn_rewards, episode_ids)
-    _check_factors(turn_gamma=turn_gamma, turn_lambda=turn_lambda, gamma=gamma, gae_lambda=gae_lambda)
+    _check_factors(gamma_turn=gamma_turn, lam_turn=lam_turn, gamma=gamma, lam=lam)
     is_last = _last_tokens(turns)
-    turn_advantages = _recursion(values[is_last], rewards, episodes, turn_gamma, turn_lambda)
+    turn_advantages = _recursion(values[is_last], rewards, episodes, gamma_turn, lam_turn)
     # A reward of A_k + V(e_k) after the last token, where no value follows, makes its advantage A_k.
     targets = np.where(is_last, (turn_advantages + values[is_last])[turns], 0.0)
-    return _recursion(values, targets, turns, gamma, gae_lambda)
+    return _recursion(values, targets, turns, gamma, lam)
 
 
-def _recursion(values: Floats, rewards: Floats, sequence_ids: Integers, gamma: float, gae_lambda: float) -> Floats:
+def sampled_turns(
+    turn_ids: ArrayLike, turn_rewards: ArrayLike, episode_ids: ArrayLike
+) -> tuple[Integers, Floats, Integers]:
+    """
+    Leave out episodes and turns without a sampled token, for [`token_gae`] and [`bi_level_gae`].
+
+    The reward of a turn that is left out goes to the turn before it, or to the next where there is none before it, so that
+    the return of the episode stays what it was.
+
+    Args:
+        turn_ids (`ArrayLike` of shape `(num_tokens,)`):
+            The turn of each token.
+        turn_rewards (`ArrayLike` of shape `(num_turns,)`):
+            The reward of each turn.
+        episode_ids (`ArrayLike` of shape `(num_turns,)`):
+            The episode of each turn.
+
+    Returns:
+        `tuple[np.ndarray, np.ndarray, np.ndarray]`: the turn of each token, counted from 0; and the reward and the episode of
+        each turn that has tokens.
+    """
+    rewards, episodes = np.asarray(turn_rewards, dtype=np.float64), np.asarray(episode_ids, dtype=np.int64)
+    kept, numbers = np.unique(np.asarray(turn_ids, dtype=np.int64), return_inverse=True)
+    of_sampled = np.flatnonzero(np.isin(episodes, episodes[kept]))
+    heirs = np.maximum(np.searchsorted(kept, of_sampled, side="right") - 1, 0)
+    heirs += episodes[kept[heirs]] != episodes[of_sampled]
+    inherited = np.bincount(heirs, weights=rewards[of_sampled], minlength=len(kept)).astype(np.float64)
+    return numbers.astype(np.int64), inherited, episodes[kept]
+
+
+def _recursion(values: Floats, rewards: Floats, sequence_ids: Integers, gamma: float, lam: float) -> Floats:
     """GAE over consecutive steps of one sequence; 0 follows the last step of each."""
     advantages = np.zeros(len(values))
     following_value = following_advantage = 0.0
@@ -109,7 +139,7 @@ def _recursion(values: Floats, rewards: Floats, sequence_ids: Integers, gamma: f
         if step == len(values) - 1 or sequence_ids[step + 1] != sequence_ids[step]:
             following_value = following_advantage = 0.0
         delta = rewards[step] + gamma * following_value - values[step]
-        following_advantage = delta + gamma * gae_lambda * following_advantage
+        following_advantage = delta + gamma * lam * following_advantage
         following_value, advantages[step] = values[step], following_advantage
     return advantages
 

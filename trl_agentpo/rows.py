@@ -7,6 +7,7 @@ the turn before if its prompt begins with that turn's prompt and completion; whe
 Tokens that the environment wrote, and rows that only pad, are masked and change nothing.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,7 @@ from .episode import Turn
 
 
 NOT_TRAINED = -1
+NO_EPISODE = -1
 
 _PROMPT_KEYS = ("prompt_ids", "prompt_mask")
 
@@ -38,12 +40,18 @@ class TokenRow:
             For each completion token the number of the turn it was sampled in, or `NOT_TRAINED`.
         logprobs (`list[float]` or `None`, *optional*):
             For each completion token its sampling log-probability (0 where not sampled), where there are any.
+        episode_id (`int`, *optional*):
+            The episode, numbered over all processes.
+        targets (`dict[str, NDArray[np.float64]]`, *optional*):
+            By name, what the loss wants of each completion token, such as `"advantages"`.
     """
 
     prompt_ids: list[int]
     completion_ids: list[int] = field(default_factory=list)
     turn_indices: list[int] = field(default_factory=list)
     logprobs: list[float] | None = None
+    episode_id: int = NO_EPISODE
+    targets: dict[str, NDArray[np.float64]] = field(default_factory=dict)
 
     @property
     def mask(self) -> list[int]:
@@ -55,7 +63,9 @@ class Rows(dict[str, Any]):
     """Padded rows, ready for the loss: what [`split_rows`] returns and `training_step` passes through."""
 
 
-def merge_turns(turns: Sequence[Turn], first_turn: int = 0, skip_cut: bool = False) -> list[TokenRow]:
+def merge_turns(
+    turns: Sequence[Turn], first_turn: int = 0, skip_cut: bool = False, episode_id: int = NO_EPISODE
+) -> list[TokenRow]:
     """
     Build the rows of one episode.
 
@@ -66,6 +76,8 @@ def merge_turns(turns: Sequence[Turn], first_turn: int = 0, skip_cut: bool = Fal
             The number of the first of these turns in the batch.
         skip_cut (`bool`, *optional*, defaults to `False`):
             Whether replies cut by their token limit stay as context but are not trained on.
+        episode_id (`int`, *optional*):
+            The number of the episode.
 
     Returns:
         `list[TokenRow]`: the rows. A turn in which nothing was sampled gives none.
@@ -75,7 +87,8 @@ def merge_turns(turns: Sequence[Turn], first_turn: int = 0, skip_cut: bool = Fal
         if not turn.completion_ids:
             continue
         if not rows or not _begins_with(turn.prompt_ids, rows[-1]):
-            rows.append(TokenRow(prompt_ids=turn.prompt_ids, logprobs=None if turn.logprobs is None else []))
+            logprobs: list[float] | None = None if turn.logprobs is None else []
+            rows.append(TokenRow(prompt_ids=turn.prompt_ids, logprobs=logprobs, episode_id=episode_id))
         between = turn.prompt_ids[len(rows[-1].prompt_ids) + len(rows[-1].completion_ids) :]
         _append(rows[-1], between, NOT_TRAINED, None)
         _append(rows[-1], turn.completion_ids, NOT_TRAINED if skip_cut and turn.cut else index, turn.logprobs)
@@ -126,29 +139,94 @@ def padded_count(counts: Sequence[int], multiple: int) -> int:
     return -(-max([*counts, 1]) // multiple) * multiple
 
 
-def token_advantages(rows: Sequence[TokenRow], turn_advantages: NDArray[np.float64], length: int) -> torch.Tensor:
+def balanced_shares(sizes: Sequence[int], num_shares: int) -> NDArray[np.int64]:
     """
-    Put each turn's advantage on its tokens.
+    Deal items of different sizes into shares of about equal size, the largest first to the smallest share.
+
+    Args:
+        sizes (`Sequence[int]`):
+            How many rows each episode has.
+        num_shares (`int`):
+            How many processes there are.
+
+    Returns:
+        `NDArray[np.int64]` of shape `(num_items,)`: the share of each item. For items of one size no two shares differ by
+        more than one item.
+    """
+    shares = np.zeros(len(sizes), dtype=np.int64)
+    totals = np.zeros(num_shares, dtype=np.int64)
+    for item in np.argsort(-np.asarray(sizes, dtype=np.int64), kind="stable"):
+        shares[item] = np.argmin(totals)
+        totals[shares[item]] += sizes[item]
+    return shares
+
+
+def by_episode(rows: Sequence[TokenRow]) -> list[list[TokenRow]]:
+    """The rows of each episode, which are next to each other, in the order of the rows."""
+    return [list(of_episode) for _, of_episode in itertools.groupby(rows, key=lambda row: row.episode_id)]
+
+
+def turn_values(row: TokenRow, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """
+    Put a value of each turn on the turn's tokens.
+
+    Args:
+        row ([`TokenRow`]):
+            A row.
+        values (`NDArray[np.float64]` of shape `(num_turns,)`):
+            One value per turn, as the row numbers them.
+
+    Returns:
+        `NDArray[np.float64]` of shape `(num_completion_tokens,)`: the values, 0 where not trained.
+    """
+    # The number of what is not trained on, -1, takes the 0 at the end.
+    return np.append(values, 0.0)[np.array(row.turn_indices, dtype=np.int64)]
+
+
+def pad_targets(rows: Sequence[TokenRow], name: str, length: int) -> torch.Tensor:
+    """
+    One target of all rows.
 
     Args:
         rows (`Sequence[TokenRow]`):
             The rows.
-        turn_advantages (`NDArray[np.float64]` of shape `(num_turns,)`):
-            One advantage per turn.
+        name (`str`):
+            The target.
         length (`int`):
             The padded length of the completions.
 
     Returns:
-        `torch.Tensor` of shape `(num_rows, length)`: advantages, 0 where not trained.
+        `torch.Tensor` of shape `(num_rows, length)`: the target, 0 beyond a row's end and for rows without it.
     """
-    values = torch.zeros(len(turn_advantages) + 1, dtype=torch.float32)
-    values[: len(turn_advantages)] = torch.as_tensor(turn_advantages, dtype=torch.float32)
-    indices = pad_sequence(
-        [torch.tensor(row.turn_indices) for row in rows], batch_first=True, padding_value=NOT_TRAINED
+    padded = torch.zeros(len(rows), length)
+    for number, row in enumerate(rows):
+        if name in row.targets:
+            target = torch.as_tensor(row.targets[name], dtype=torch.float32)
+            padded[number, : len(target)] = target
+    return padded
+
+
+def pad_rows(rows: Sequence[TokenRow], token_id: int) -> Rows:
+    """
+    The token ids of rows as tensors.
+
+    Args:
+        rows (`Sequence[TokenRow]`):
+            The rows.
+        token_id (`int`):
+            What to pad with.
+
+    Returns:
+        [`Rows`]: `prompt_ids` (padded on the left) and `completion_ids` (on the right), and their masks.
+    """
+    prompts = [torch.tensor(row.prompt_ids) for row in rows]
+    completions = [torch.tensor(row.completion_ids) for row in rows]
+    return Rows(
+        prompt_ids=pad_sequence(prompts, batch_first=True, padding_value=token_id, padding_side="left"),
+        prompt_mask=pad_sequence([torch.ones_like(ids) for ids in prompts], batch_first=True, padding_side="left"),
+        completion_ids=pad_sequence(completions, batch_first=True, padding_value=token_id),
+        completion_mask=pad_sequence([torch.ones_like(ids) for ids in completions], batch_first=True),
     )
-    advantages = torch.zeros(len(rows), length)
-    advantages[:, : indices.size(1)] = values[indices]
-    return advantages
 
 
 def split_rows(batch: Mapping[str, Any], size: int) -> list[Rows]:

@@ -22,7 +22,7 @@ class TurnArrays:
 
     Args:
         rewards (`NDArray[np.float64]` of shape `(num_turns,)`):
-            The reward of each turn; extra rewards of an episode are on its last turn.
+            The reward of each turn, extra rewards included.
         episode_ids (`NDArray[np.int64]` of shape `(num_turns,)`):
             The episode of each turn, numbered over all processes.
         group_ids (`NDArray[np.int64]` of shape `(num_turns,)`):
@@ -48,7 +48,7 @@ class TurnArrays:
 
 def flatten(
     episodes: Sequence[Episode],
-    extra_rewards: Sequence[float],
+    extra_rewards: Sequence[Sequence[float]],
     first_episode: int,
     num_generations: int,
     skip_cut: bool = False,
@@ -59,8 +59,8 @@ def flatten(
     Args:
         episodes (`Sequence[Episode]`):
             The episodes of this process.
-        extra_rewards (`Sequence[float]`):
-            For each episode, what reward functions add to the environment's reward.
+        extra_rewards (`Sequence[Sequence[float]]`):
+            For each turn of each episode, what reward functions add to the environment's reward.
         first_episode (`int`):
             The number of the first episode among those of all processes.
         num_generations (`int`):
@@ -74,11 +74,9 @@ def flatten(
     played = [(first_episode + i, e, extra_rewards[i]) for i, e in enumerate(episodes) if not e.failed]
     turns = [turn for _, episode, _ in played for turn in episode.turns]
     episode_ids = np.array([number for number, episode, _ in played for _ in episode.turns], dtype=np.int64)
-    rewards = np.array([turn.reward for turn in turns], dtype=np.float64)
-    last_turns = np.cumsum([len(episode.turns) for _, episode, _ in played if episode.turns]) - 1
-    rewards[last_turns.astype(np.int64)] += [extra for _, episode, extra in played if episode.turns]
+    extra = np.array([reward for _, _, rewards in played for reward in rewards], dtype=np.float64)
     return TurnArrays(
-        rewards=rewards,
+        rewards=np.array([turn.reward for turn in turns], dtype=np.float64) + extra,
         episode_ids=episode_ids,
         group_ids=episode_ids // num_generations,
         anchors=[turn.anchor for turn in turns],
@@ -106,6 +104,24 @@ def concatenate(parts: Sequence[TurnArrays]) -> TurnArrays:
         invalid=np.concatenate([part.invalid for part in parts]),
         num_tokens=np.concatenate([part.num_tokens for part in parts]),
     )
+
+
+def episode_scores(rewards: NDArray[np.float64], turns: TurnArrays) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """
+    The undiscounted return of each episode that has turns.
+
+    Args:
+        rewards (`NDArray[np.float64]` of shape `(num_turns,)`):
+            The reward of each turn.
+        turns ([`TurnArrays`]):
+            The turns.
+
+    Returns:
+        `tuple[np.ndarray, np.ndarray]`: the returns in ascending order of the episodes' numbers, and their groups.
+    """
+    _, first, number = np.unique(turns.episode_ids, return_index=True, return_inverse=True)
+    scores = np.bincount(number, weights=rewards, minlength=len(first)).astype(np.float64)
+    return scores, turns.group_ids[first]
 
 
 def normalization_weights(turns: TurnArrays, loss_normalization: str) -> NDArray[np.float64]:

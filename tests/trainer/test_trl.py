@@ -15,7 +15,7 @@ from trainer_support import Gradients, log_probabilities, make_trainer, metrics_
 from trl import GRPOTrainer
 
 from trl_agentpo import AgentGRPOTrainer
-from trl_agentpo.rows import NOT_TRAINED, TokenRow, padding_row
+from trl_agentpo.rows import NOT_TRAINED, TokenRow, padding_row, turn_values
 from trl_agentpo.trainer._trl import (
     CONTRACT,
     Collected,
@@ -62,11 +62,13 @@ def canned(num_prompts: int, num_rows: int, num_padding: int = 0, with_logprobs:
         if with_logprobs:  # As far from the untrained model's, about -5.6, as no real sampler's would be.
             row.logprobs = [float(generator.normal(-5.6)) * trained for trained in row.mask]
         rows.append(row)
+    turn_advantages = generator.normal(size=2 * num_rows)
+    for row in rows:
+        row.targets["advantages"] = turn_values(row, turn_advantages)
     return Collected(
         prompts=[[{"role": "user", "content": f"question {n}"}] for n in range(num_prompts)],
         completions=[[{"role": "assistant", "content": f"answer {n}"}] for n in range(num_prompts)],
         rows=rows + [padding_row(0, with_logprobs) for _ in range(num_padding)],
-        turn_advantages=generator.normal(size=2 * num_rows),
         rewards=torch.as_tensor(generator.normal(size=(num_prompts, 1))),
         episode_advantages=generator.normal(size=num_prompts).tolist(),
     )
@@ -196,7 +198,7 @@ def test_log_probabilities_of_a_sampler_correct_the_loss(random_model: str, tmp_
         for place, turn in enumerate(row.turn_indices):
             if turn != NOT_TRAINED:
                 weights.append(min(float(torch.exp(own[place] - row.logprobs[place])), 3.0))
-                total -= weights[-1] * collected.turn_advantages[turn]
+                total -= weights[-1] * row.targets["advantages"][place]
     assert min(weights) < 0.5 and max(weights) == 3.0
     (log,) = training_logs(trainer)
     assert log["loss"] == pytest.approx(total / len(weights), rel=1e-4)

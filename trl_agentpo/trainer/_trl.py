@@ -18,12 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate.data_loader import BatchSamplerShard
 from accelerate.logging import get_logger
 from accelerate.utils import send_to_device
-from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import DataLoader, Sampler
 from transformers.trainer import TRAINER_STATE_NAME
@@ -33,7 +31,7 @@ from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
 from ..context import Message
-from ..rows import Rows, TokenRow, split_rows, token_advantages, trained_tokens
+from ..rows import Rows, TokenRow, pad_targets, split_rows, trained_tokens
 
 
 logger = get_logger(__name__)
@@ -52,6 +50,26 @@ CONTRACT: dict[str, tuple[str, ...]] = {
     "_calculate_rewards": ("self", "inputs", "prompts", "completions", "completion_ids_list"),
     "_prepare_inputs": ("self", "generation_batch"),
     "_compute_loss": ("self", "model", "inputs"),
+    "_get_per_token_logps_and_entropies": (
+        "self",
+        "model",
+        "input_ids",
+        "attention_mask",
+        "logits_to_keep",
+        "batch_size",
+        "compute_entropy",
+        "compute_aux_loss",
+        "pixel_values",
+        "image_grid_thw",
+        "num_images",
+        "pixel_attention_mask",
+        "spatial_shapes",
+        "num_tiles",
+        "image_sizes",
+        "token_type_ids",
+        "mm_token_type_ids",
+        "image_position_ids",
+    ),
     "_get_train_sampler": ("self", "dataset"),
     "_save_checkpoint": ("self", "model", "trial"),
     "_load_optimizer_and_scheduler": ("self", "checkpoint"),
@@ -62,6 +80,9 @@ CONTRACT: dict[str, tuple[str, ...]] = {
 
 # Losses that are sums over tokens divided by a number known before the rows are cut into chunks.
 ADDITIVE_LOSSES = ("dapo", "cispo", "vespo")
+
+# What TRL's batch holds of the policy that sampled, with one value for each completion token.
+OLD_POLICY = ("old_per_token_logps", "importance_sampling_ratio")
 
 
 def changed_signatures() -> list[str]:
@@ -87,9 +108,7 @@ class Collected:
         completions (`list[list[dict]]` of length `N`):
             The rest of each local episode's transcript.
         rows (`list[TokenRow]` of length `M`):
-            The local training rows, equally many on every process.
-        turn_advantages (`NDArray[np.float64]` of shape `(num_local_turns,)`):
-            The advantage of each local turn, as the rows number them.
+            The local training rows with their targets, equally many on every process.
         rewards (`torch.Tensor` of shape `(N_global, num_reward_functions)`):
             The rewards of all episodes; NaN for episodes that take part in nothing.
         episode_advantages (`list[float]` of length `N_global`):
@@ -99,7 +118,6 @@ class Collected:
     prompts: list[list[Message]]
     completions: list[list[Message]]
     rows: list[TokenRow]
-    turn_advantages: NDArray[np.float64]
     rewards: torch.Tensor
     episode_advantages: list[float]
 
@@ -130,6 +148,52 @@ class EnvironmentSeam(GRPOTrainer):
     def collect(self, inputs: list[dict[str, Any]]) -> Collected:
         """Play the tasks of `inputs` and return rows and credit. Implemented by the trainers."""
         raise NotImplementedError
+
+    # Hooks of algorithms that do more than give credit
+
+    keeps_old_logprobs: bool = False
+
+    def after_scoring(self, rows: list[TokenRow], old_policy: dict[str, torch.Tensor]) -> None:
+        """
+        Look at the rows once more when TRL has scored them. Here nothing is done.
+
+        Args:
+            rows (`list[TokenRow]`):
+                The local rows.
+            old_policy (`dict[str, torch.Tensor]`):
+                Of the names in `OLD_POLICY` those that the batch has: per completion token, under the policy that sampled.
+        """
+
+    def train_critic(self, chunks: Sequence[Mapping[str, Any]]) -> bool:
+        """
+        Learn something else than the policy from a training step's rows. Here nothing is learnt.
+
+        Args:
+            chunks (`Sequence[Mapping[str, Any]]`):
+                The rows, cut into chunks.
+
+        Returns:
+            `bool`: whether the policy is to learn from them, too.
+        """
+        return True
+
+    def loop_state(self) -> dict[str, Any]:
+        """What an algorithm remembers from one rollout to the next: tensors, numbers, strings, lists and dicts of them."""
+        return {}
+
+    def load_loop_state(self, state: dict[str, Any]) -> None:
+        """Take up what [`loop_state`] gave when the checkpoint was written."""
+
+    def save_networks(self, folder: Path) -> None:
+        """Write what else is trained, equal on every process, into a checkpoint. Called on one process. Here nothing."""
+
+    def load_networks(self, folder: Path) -> None:
+        """Read what [`save_networks`] wrote. Called on every process."""
+
+    @property
+    def closes_update(self) -> bool:
+        """Whether an optimizer step follows the training step at hand."""
+        return (self._step + 1) % self.current_gradient_accumulation_steps == 0
 
     def sample(self, prompts: list[list[int]]) -> tuple[list[list[int]], list[list[float]] | None]:
         """
@@ -185,11 +249,33 @@ class EnvironmentSeam(GRPOTrainer):
         self._task_rows = inputs
         output = super()._generate_and_score_completions([{**row, "prompt": []} for row in inputs])
         collected = self._collected
-        output["advantages"] = token_advantages(
-            collected.rows, collected.turn_advantages, output["completion_ids"].size(1)
-        ).to(output["completion_ids"].device)
+        if self.keeps_old_logprobs and self.mode == "train" and "old_per_token_logps" not in output:
+            output["old_per_token_logps"] = self._logprobs(output)
+        self._set_targets(output, collected.rows)
+        self.after_scoring(collected.rows, {name: output[name] for name in OLD_POLICY if name in output})
         self._replace_logged_advantages(collected.episode_advantages)
         return output
+
+    def _set_targets(self, output: dict[str, Any], rows: list[TokenRow]) -> None:
+        """Put the rows' targets into TRL's batch. What a replayed row knows of its policy replaces what TRL computed."""
+        length, device = output["completion_ids"].size(1), output["completion_ids"].device
+        for name in {name for row in rows for name in row.targets} | {"advantages"}:
+            padded = pad_targets(rows, name, length).to(device)
+            if name in OLD_POLICY:
+                known = torch.tensor([name in row.targets for row in rows], device=device)
+                padded = torch.where(known.unsqueeze(1), padded, output[name])
+            output[name] = padded
+
+    def _logprobs(self, output: Mapping[str, Any]) -> torch.Tensor:
+        """The log-probabilities of the rows' completions under the policy as it is."""
+        ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
+        mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
+        size = self.args.per_device_train_batch_size
+        with torch.no_grad():
+            logprobs, _, _ = self._get_per_token_logps_and_entropies(
+                self.model, ids, mask, output["completion_ids"].size(1), batch_size=size
+            )
+        return logprobs
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         collected = self._collected = self.collect(self._task_rows)
@@ -233,6 +319,8 @@ class EnvironmentSeam(GRPOTrainer):
         if batch["num_items_in_batch"] == 0 and not _has_gradients(model):
             return self._skip_update()
         chunks = split_rows(batch, self.args.per_device_train_batch_size)
+        if not self.train_critic(chunks):
+            return self._pass_over()
         total = trained_tokens(batch)
         loss = torch.zeros((), device=self.accelerator.device)
         with self._logged_as_one(chunks):
@@ -250,6 +338,9 @@ class EnvironmentSeam(GRPOTrainer):
         """Leave the weights as they are: without gradients the optimizer does nothing, momentum and decay included."""
         logger.warning("No token of this batch can be learnt from; the update is skipped.")
         self.log_values("update_skipped", [1.0])
+        return self._pass_over()
+
+    def _pass_over(self) -> torch.Tensor:
         self._step += 1
         return torch.zeros((), device=self.accelerator.device)
 
@@ -386,6 +477,8 @@ class EnvironmentSeam(GRPOTrainer):
         folder.mkdir(parents=True, exist_ok=True)
         # Before everything else: what TRL writes last, the trainer's state, says that this was written as well.
         torch.save(self._loop_state(), folder / _loop_state_name(self.accelerator.process_index))
+        if self.args.should_save:
+            self.save_networks(folder)
         super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
@@ -400,6 +493,7 @@ class EnvironmentSeam(GRPOTrainer):
             "train_step_time": self._current_train_step_time,
             "loss": self._tr_loss,
             "logged_step": self._globalstep_last_logged,
+            "algorithm": self.loop_state(),
         }
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -414,6 +508,8 @@ class EnvironmentSeam(GRPOTrainer):
         self._metrics["train"].update(state["metrics"])
         self._current_train_step_time = state["train_step_time"]
         self._resumed_loss = (state["loss"], state["logged_step"])
+        self.load_loop_state(state["algorithm"])
+        self.load_networks(path.parent)
 
     def _take_up_loss(self) -> None:
         """Go on with the loss that was not yet logged when the checkpoint was written: transformers starts it anew."""

@@ -65,6 +65,9 @@ class AgentGRPOConfig(GRPOConfig):
         loss_normalization (`str`, *optional*, defaults to `"token"`):
             What counts the same in the loss: every `"token"`, every `"turn"` or every `"episode"`. The KL term is a mean
             over tokens in each case.
+        max_resample (`int`, *optional*, defaults to `0`):
+            How often groups whose episodes all earned the same, which teach nothing, are played again on other training
+            tasks drawn at random (DAPO's dynamic sampling). `0`: never.
         on_env_error (`str`, *optional*, defaults to `"mask"`):
             What a crash of an environment does: `"mask"` takes its episode out of the loss and of all statistics and
             counts it, `"raise"` stops the run.
@@ -130,6 +133,10 @@ class AgentGRPOConfig(GRPOConfig):
     loss_normalization: str = field(
         default="token", metadata={"help": "What counts the same in the loss: 'token', 'turn' or 'episode'."}
     )
+    max_resample: int = field(
+        default=0,
+        metadata={"help": "How often groups that all earned the same are played again on other tasks (DAPO)."},
+    )
     on_env_error: str = field(
         default="mask",
         metadata={"help": "What a crash of an environment does: 'mask' its episode, or 'raise'."},
@@ -170,7 +177,8 @@ class AgentGRPOConfig(GRPOConfig):
     def _check_numbers(self) -> None:
         for name in ("max_turns", "max_actions", "max_actions_per_turn", "num_tasks", "num_eval_tasks"):
             require_at_least(name, getattr(self, name), 1, whole=True)
-        require_at_least("history_length", self.history_length, 0, whole=True)
+        for name in ("history_length", "max_resample"):
+            require_at_least(name, getattr(self, name), 0, whole=True)
         require_at_least("invalid_action_penalty", self.invalid_action_penalty, 0)
         if self.max_completion_length is None or self.max_completion_length < 1:
             raise ValueError(

@@ -9,6 +9,7 @@ takes its own turns. Rows that only pad are added after credit is given and ente
 import copy
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -30,6 +31,7 @@ from trl.trainer.utils import get_config_model_id
 from .. import environment as contract
 from ..actions import ActionFormat, ActionParser
 from ..advantages import episode_advantages
+from ..collapse import group_outcomes, response_variety
 from ..context import (
     ChatTokens,
     ContextPolicy,
@@ -42,13 +44,16 @@ from ..context import (
 )
 from ..environment import EnvironmentSource
 from ..episode import Episode
+from ..filtering import group_deviations
 from ..pool import EnvironmentPool
+from ..rewards import turn_rewards
 from ..rollout import LIMITS, Limits, Rollout
-from ..rows import TokenRow, merge_turns, padded_count, padding_row
+from ..rows import TokenRow, balanced_shares, by_episode, merge_turns, padded_count, padding_row, turn_values
 from ..tasks import draw_task_seeds, task_of
-from ..turns import TurnArrays, concatenate, flatten, normalization_weights
+from ..turns import TurnArrays, concatenate, episode_scores, flatten, normalization_weights
 from ._trl import Collected, EnvironmentSeam
 from .agent_config import AgentGRPOConfig
+from .turn_rewards import TurnRewardFunction, by_turn
 
 
 RewardFunction: TypeAlias = str | PreTrainedModel | Callable[..., list[float | None]]
@@ -57,6 +62,18 @@ RewardFunction: TypeAlias = str | PreTrainedModel | Callable[..., list[float | N
 def environment_return(episodes: list[Episode], **kwargs: Any) -> list[float]:
     """The reward function of the environment itself: each episode's undiscounted return."""
     return [episode.total_reward for episode in episodes]
+
+
+@dataclass
+class _Batch:
+    """A generation batch: local tasks, episodes and transcripts, the rewards and the turns of all processes."""
+
+    inputs: list[dict[str, Any]]
+    episodes: list[Episode]
+    prompts: list[Any]
+    completions: list[Any]
+    rewards: torch.Tensor
+    turns: TurnArrays
 
 
 class AgentGRPOTrainer(EnvironmentSeam):
@@ -160,6 +177,11 @@ class AgentGRPOTrainer(EnvironmentSeam):
             )
         self.pool = EnvironmentPool(functools.partial(contract.make, environment_factory, **args.environment_keywords))
         train_dataset = _train_tasks(args, train_dataset)
+        if args.max_resample and not isinstance(train_dataset, Dataset):
+            raise ValueError(
+                f"`max_resample`={args.max_resample} draws further tasks at random, which an `IterableDataset` does not "
+                "allow. Give a `Dataset`, or `num_tasks`, or set `max_resample` to 0."
+            )
         eval_dataset = _eval_tasks(args, eval_dataset)
         for panel in (train_dataset, *(eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset])):
             if panel is not None:
@@ -168,7 +190,7 @@ class AgentGRPOTrainer(EnvironmentSeam):
 
         super().__init__(
             model=model,
-            reward_funcs=[*functions, environment_return],
+            reward_funcs=[*map(by_turn, functions), environment_return],
             args=_with_environment_weight(args, len(functions)),
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
@@ -182,7 +204,9 @@ class AgentGRPOTrainer(EnvironmentSeam):
         # TRL would mask whole rows by their last token; rows hold several turns here, see `merge_turns`.
         self.mask_truncated_completions = False
         parse = action_parser or ActionFormat(args.action_format, args.require_thinking, args.max_actions_per_turn)
-        self.rollout = self._build_rollout(_context_policy(args, context), parse)
+        self.rollout = self._build_rollout(self._context(context), parse)
+        self.num_rollouts = 0
+        self.last_episodes: list[Episode] = []
 
     @classmethod
     def _default_config(cls, model: str | PreTrainedModel | PeftModel) -> AgentGRPOConfig:
@@ -194,6 +218,11 @@ class AgentGRPOTrainer(EnvironmentSeam):
         seed, options = task_of(next(iter(tasks)))
         first, second = (contract.reset(self.pool[place], seed, options or None) for place in (0, 1))
         contract.check_same_start(type(self.pool[0].unwrapped).__name__, seed, first, second)
+
+    def _context(self, context: ContextPolicy | MessageFunction | None) -> ContextPolicy:
+        if isinstance(context, ContextPolicy):
+            return context
+        return self.context_policy() if context is None else MessageContext(context)
 
     def _build_rollout(self, context: ContextPolicy, parse: ActionParser) -> Rollout:
         environment = self.pool[0]
@@ -221,7 +250,11 @@ class AgentGRPOTrainer(EnvironmentSeam):
         counts = self.accelerator.gather(torch.tensor([num_active], device=self.accelerator.device))
         return bool(counts.sum() > 0)
 
-    # The two hooks of an algorithm
+    # The hooks of an algorithm
+
+    def context_policy(self) -> ContextPolicy:
+        """What the model sees of the past where the user gave no `context`, as the configuration says."""
+        return FullHistory() if self.args.context == "full_history" else Window(self.args.history_length)
 
     def select_episodes(self, turns: TurnArrays) -> NDArray[np.bool_]:
         """
@@ -247,14 +280,50 @@ class AgentGRPOTrainer(EnvironmentSeam):
         Returns:
             `NDArray[np.float64]` of shape `(num_turns,)`: one advantage per turn.
         """
-        rewards = turns.rewards - self.args.invalid_action_penalty * turns.invalid
-        return episode_advantages(rewards, turns.episode_ids, turns.group_ids, scale_rewards=self.args.scale_rewards)
+        return episode_advantages(
+            self.penalized_rewards(turns), turns.episode_ids, turns.group_ids, scale_rewards=self.args.scale_rewards
+        )
+
+    def penalized_rewards(self, turns: TurnArrays) -> NDArray[np.float64]:
+        """Each turn's reward without the penalty on invalid replies."""
+        return turns.rewards - self.args.invalid_action_penalty * turns.invalid
+
+    def set_targets(self, rows: list[TokenRow], turns: TurnArrays) -> NDArray[np.float64]:
+        """
+        Put advantages on the tokens of the rows, as the target `"advantages"`.
+
+        Args:
+            rows (`list[TokenRow]`):
+                The rows of this process.
+            turns ([`TurnArrays`]):
+                The turns of all processes.
+
+        Returns:
+            `NDArray[np.float64]` of shape `(num_turns,)`: the mean advantage of each turn of all processes, to be shown.
+        """
+        advantages = self.compute_advantages(turns) * normalization_weights(turns, self.args.loss_normalization)
+        for row in rows:
+            row.targets["advantages"] = turn_values(row, advantages)
+        return advantages
+
+    def add_rows(self, rows: list[TokenRow]) -> list[TokenRow]:
+        """
+        Say what else is trained on besides the rows of this rollout.
+
+        Args:
+            rows (`list[TokenRow]`):
+                The rows of this process, with their targets.
+
+        Returns:
+            `list[TokenRow]`: here the same rows.
+        """
+        return rows
 
     # One generation batch
 
     def collect(self, inputs: list[dict[str, Any]]) -> Collected:
         """
-        Play, reward, credit and lay out one generation batch.
+        Play, reward, select, credit and lay out one generation batch.
 
         Args:
             inputs (`list[dict]`):
@@ -263,63 +332,143 @@ class AgentGRPOTrainer(EnvironmentSeam):
         Returns:
             [`Collected`]: the rows and their credit.
         """
-        episodes = [Episode(*task_of(row)) for row in inputs]
-        self.rollout.play(episodes)
-        prompts, completions = _transcripts(episodes, self.rollout.task)
-        rewards = self._reward(inputs, episodes, prompts, completions)
-        turns = self._turn_arrays(episodes, rewards)
+        played: list[Episode] = []
+        batch = self._play(inputs, [Episode(*task_of(row)) for row in inputs], played)
+        if self.mode == "train":
+            batch = self._resample(batch, played)
+            self.last_episodes = batch.episodes
+        turns = batch.turns
         selected = self.select_episodes(turns)
         # What is not trained on must not count where every turn or episode is to count the same.
         turns.num_tokens[~selected] = 0
-        advantages = self.compute_advantages(turns) * normalization_weights(turns, self.args.loss_normalization)
-        rows, turn_advantages = self._rows(episodes, turns, selected, advantages)
-        self._log_episodes(episodes)
+        rows = self._deal(self._rows(batch.episodes, turns, selected), selected)
+        advantages = self.set_targets(rows, turns)
+        rows = self._pad_rows(self.add_rows(rows))
+        self._log_episodes(played)
+        self._log_groups(batch)
+        if self.mode == "train":
+            self.num_rollouts += 1
         return Collected(
-            prompts, completions, rows, turn_advantages, rewards, _mean_by_episode(turns, advantages, len(rewards))
+            batch.prompts,
+            batch.completions,
+            rows,
+            batch.rewards,
+            _mean_by_episode(turns, advantages, len(batch.rewards)),
         )
+
+    def _play(self, inputs: list[dict[str, Any]], episodes: list[Episode], played: list[Episode]) -> "_Batch":
+        """Play those episodes that have not begun, and reward all."""
+        new = [episode for episode in episodes if not episode.done]
+        self.rollout.play(new)
+        played += new
+        prompts, completions = _transcripts(episodes, self.rollout.task)
+        rewards, extra = self._reward(inputs, episodes, prompts, completions)
+        return _Batch(inputs, episodes, prompts, completions, rewards, self._turn_arrays(episodes, extra))
+
+    def _resample(self, batch: "_Batch", played: list[Episode]) -> "_Batch":
+        """Play new tasks in place of groups that taught nothing (DAPO's dynamic sampling)."""
+        num_resampled = 0
+        for attempt in range(self.args.max_resample):
+            flat = self._flat_groups(batch.turns)
+            if not flat:
+                break
+            num_resampled += len(flat)
+            batch = self._play(*self._with_new_tasks(batch, flat, attempt), played)
+        if self.args.max_resample:
+            self.log_values("groups/resampled", [float(num_resampled)])
+        return batch
+
+    def _with_new_tasks(
+        self, batch: "_Batch", groups: list[int], attempt: int
+    ) -> tuple[list[dict[str, Any]], list[Episode]]:
+        """The local tasks and episodes, of which those of these groups are new."""
+        new = self._draw_tasks(groups, attempt)
+        first = self.accelerator.process_index * len(batch.inputs)
+        inputs, episodes = list(batch.inputs), list(batch.episodes)
+        for place in range(len(inputs)):
+            group = (first + place) // self._group_size
+            if group in new:
+                inputs[place], episodes[place] = new[group], Episode(*task_of(new[group]))
+        return inputs, episodes
+
+    def _flat_groups(self, turns: TurnArrays) -> list[int]:
+        """The groups of all processes whose episodes all earned the same."""
+        scores, group_ids = episode_scores(self.penalized_rewards(turns), turns)
+        groups, deviations = group_deviations(scores, group_ids)
+        return groups[deviations == 0].tolist()
+
+    def _draw_tasks(self, groups: list[int], attempt: int) -> dict[int, dict[str, Any]]:
+        """A training task drawn at random for each of these groups, the same one on every process."""
+        draw = np.random.default_rng([self.args.seed, self.num_rollouts, attempt])
+        return {group: self.train_dataset[int(draw.integers(len(self.train_dataset)))] for group in groups}
+
+    @property
+    def _group_size(self) -> int:
+        return self.num_generations if self.mode == "train" else self.num_generations_eval
 
     def _reward(
         self, inputs: list[dict[str, Any]], episodes: list[Episode], prompts: list[Any], completions: list[Any]
-    ) -> torch.Tensor:
-        """Rewards of all processes' episodes by function; NaN for crashed ones, which TRL then leaves out."""
+    ) -> tuple[torch.Tensor, list[list[float]]]:
+        """
+        Rewards of all processes' episodes by function, NaN for crashed ones, which TRL then leaves out; and for each turn
+        of this process what reward functions add to the environment's reward.
+        """
         rows = [{**row, "episodes": episode} for row, episode in zip(inputs, episodes, strict=True)]
         token_ids = [[i for turn in episode.turns for i in turn.completion_ids] for episode in episodes]
         rewards = self.reward_episodes(rows, prompts, completions, token_ids)
         failed = gather_object([episode.failed for episode in episodes])
         rewards[torch.tensor(failed, device=rewards.device)] = torch.nan
-        return rewards
-
-    def _turn_arrays(self, episodes: list[Episode], rewards: torch.Tensor) -> TurnArrays:
         first = self.accelerator.process_index * len(episodes)
-        weighted = rewards[:, :-1] * self.reward_weights[:-1].to(rewards.device)
-        extra = weighted.nansum(dim=1)[first : first + len(episodes)].tolist()
-        num_generations = self.num_generations if self.mode == "train" else self.num_generations_eval
-        local = flatten(episodes, extra, first, num_generations, self.args.mask_truncated_completions)
+        return rewards, self._extra_rewards(episodes, rewards[first : first + len(episodes)])
+
+    def _extra_rewards(self, episodes: list[Episode], rewards: torch.Tensor) -> list[list[float]]:
+        extra = [np.zeros(len(episode.turns)) for episode in episodes]
+        for number, (function, weight) in enumerate(
+            zip(self.reward_funcs[:-1], self.reward_weights[:-1], strict=True)
+        ):
+            if isinstance(function, TurnRewardFunction):
+                given = function.by_turn
+            else:
+                given = turn_rewards(rewards[:, number].nan_to_num().tolist(), episodes, str(number))[1]
+            for total, values in zip(extra, given, strict=True):
+                total += float(weight) * np.array(values)
+        return [values.tolist() for values in extra]
+
+    def _turn_arrays(self, episodes: list[Episode], extra_rewards: list[list[float]]) -> TurnArrays:
+        first = self.accelerator.process_index * len(episodes)
+        local = flatten(episodes, extra_rewards, first, self._group_size, self.args.mask_truncated_completions)
         return concatenate(gather_object([local]))
 
-    def _rows(
-        self,
-        episodes: list[Episode],
-        turns: TurnArrays,
-        selected: NDArray[np.bool_],
-        advantages: NDArray[np.float64],
-    ) -> tuple[list[TokenRow], NDArray[np.float64]]:
-        """The rows of this process's selected turns, padded to a number common to all processes."""
+    def _rows(self, episodes: list[Episode], turns: TurnArrays, selected: NDArray[np.bool_]) -> list[TokenRow]:
+        """The rows of this process's selected episodes; their turns are numbered over all processes."""
         first = self.accelerator.process_index * len(episodes)
-        local = (turns.episode_ids >= first) & (turns.episode_ids < first + len(episodes))
-        kept = set(turns.episode_ids[local & selected].tolist())
+        kept, first_turns = np.unique(turns.episode_ids, return_index=True)
         rows: list[TokenRow] = []
-        num_turns = 0
-        for number, episode in enumerate(episodes, start=first):
-            if number in kept:
-                rows += merge_turns(episode.turns, num_turns, self.args.mask_truncated_completions)
-            num_turns += 0 if episode.failed else len(episode.turns)
-        return self._pad_rows(rows), advantages[local]
+        for number, first_turn in zip(kept.tolist(), first_turns.tolist(), strict=True):
+            if first <= number < first + len(episodes) and selected[first_turn]:
+                turns_of = episodes[number - first].turns
+                rows += merge_turns(turns_of, first_turn, self.args.mask_truncated_completions, number)
+        return rows
+
+    def _deal(self, rows: list[TokenRow], selected: NDArray[np.bool_]) -> list[TokenRow]:
+        """Where a selection left some processes with fewer rows than others, an equal share of all processes' rows."""
+        if selected.all() or self.accelerator.num_processes == 1:
+            return rows
+        episodes = gather_object(by_episode(rows))
+        shares = balanced_shares([len(of_episode) for of_episode in episodes], self.accelerator.num_processes)
+        own = np.flatnonzero(shares == self.accelerator.process_index)
+        return [row for number in own for row in episodes[number]]
 
     def _pad_rows(self, rows: list[TokenRow]) -> list[TokenRow]:
         slices = self.args.steps_per_generation if self.mode == "train" else 1
         missing = padded_count(gather_object([len(rows)]), slices) - len(rows)
         return rows + [padding_row(self._tokenizer.eos_token_id, self.use_vllm) for _ in range(missing)]
+
+    def loop_state(self) -> dict[str, Any]:
+        return {"num_rollouts": self.num_rollouts}
+
+    def load_loop_state(self, state: dict[str, Any]) -> None:
+        self.num_rollouts = state["num_rollouts"]
 
     # Metrics
 
@@ -340,6 +489,23 @@ class AgentGRPOTrainer(EnvironmentSeam):
         # Not accelerate's own remainder, which takes every task to be played once.
         num_episodes = len(dataloader.dataset) * self.num_generations_eval
         return gathered[: num_episodes % dataloader.total_batch_size or None]
+
+    def _log_groups(self, batch: "_Batch") -> None:
+        """Log how the outcomes within groups differ, and how the replies do."""
+        if self._group_size > 1:
+            scores, group_ids = episode_scores(self.penalized_rewards(batch.turns), batch.turns)
+            for name, value in group_outcomes(scores, group_ids, self._successes(batch)).items():
+                self.log_values(name, [value])
+        turns = [turn for episode in batch.episodes for turn in episode.turns]
+        variety = response_variety([turn.response for turn in turns], [turn.thinking for turn in turns])
+        of_all = [local for local in gather_object([variety]) if local]
+        for name in of_all[0] if of_all else ():
+            self.log_values(name, [float(np.mean([local[name] for local in of_all]))])
+
+    def _successes(self, batch: "_Batch") -> NDArray[np.bool_]:
+        """Whether each episode that is in the turn arrays succeeded."""
+        successes = np.array(gather_object([episode.success for episode in batch.episodes]), dtype=bool)
+        return successes[np.unique(batch.turns.episode_ids)]
 
     def _log_lengths(self, lengths: list[int]) -> None:
         self.count_tokens(sum(lengths))
@@ -379,14 +545,6 @@ def _for_each(processing_classes: Any, num_functions: int) -> list[Any] | None:
         return None
     given = processing_classes if isinstance(processing_classes, list) else [processing_classes]
     return [*given, None] if len(given) == num_functions else given
-
-
-def _context_policy(args: AgentGRPOConfig, context: ContextPolicy | MessageFunction | None) -> ContextPolicy:
-    if isinstance(context, ContextPolicy):
-        return context
-    if context is not None:
-        return MessageContext(context)
-    return FullHistory() if args.context == "full_history" else Window(args.history_length)
 
 
 def _limits(args: AgentGRPOConfig, model_context: int | None) -> Limits:
