@@ -93,7 +93,8 @@ def test_one_warning_for_each_symptom(tmp_path: Path, caplog: pytest.LogCaptureF
 
 def test_evaluations_and_summaries_are_no_observations(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = Run(tmp_path, EchoTrapCallback(RULES))
-    run.spreads(COLLAPSE[:2])
+    for _ in range(2):
+        run.log(**{"groups/reward_std": 0.5, "entropy": 1.0})
     for _ in range(5):
         run.log(**{"eval_groups/reward_std": 0.0, "entropy": 0.0})
     assert warnings_of(caplog) == []
@@ -142,6 +143,7 @@ def test_the_warning_names_the_last_whole_checkpoint_before_the_sign(
     """The sign begins at step 3: checkpoint 3 has it, and checkpoint 2 was not written to its end."""
     for step in (1, 2, 3):
         (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "model.safetensors").touch()
     for step in (1, 3):
         (tmp_path / f"checkpoint-{step}" / "trainer_state.json").touch()
     Run(tmp_path, EchoTrapCallback(RULES)).spreads(COLLAPSE)
@@ -296,11 +298,13 @@ def stub_trainer(episodes: list[Episode], **spread: Any) -> Any:
 
 
 def test_one_pair_is_too_few(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Said once; a stub without `log_values` shows that nothing is logged."""
+    """Said once, by the process that measures; a stub without `log_values` shows that nothing is logged."""
     episodes = [Episode(1, turns=[Turn("", 0, [65], [66], "B", thinking="B")] * 2)]
-    run = Run(tmp_path, EchoTrapCallback(trainer=stub_trainer(episodes), mutual_information_steps=1))
-    for _ in range(2):
+    callback = EchoTrapCallback(trainer=stub_trainer(episodes), mutual_information_steps=1)
+    for first_process in (False, True, True):
+        run = Run(tmp_path, callback, first_process)
         run.callback.on_step_end(run.args, run.state, run.control)
+        assert len(warnings_of(caplog)) == first_process
     (message,) = warnings_of(caplog)
     assert "needs 2 turns" in message and "last rollout has 1." in message
 

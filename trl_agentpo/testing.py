@@ -26,7 +26,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer, set_seed
 from trl import SFTConfig, SFTTrainer
 
 from . import environment as contract
-from .actions import ActionFormat
+from .actions import ACTION_SEPARATOR, ActionFormat
 from .context import ChatTokens, ContextPolicy, TaskPrompt, Window, show
 from .environment import EnvironmentSource
 from .episode import Turn
@@ -107,7 +107,7 @@ def tiny_policy(
     target = _cached_folder(cache_dir, [*settings, seed])
     if not target.exists():
         task = TaskPrompt(contract.instructions_of(game), action_format.instructions)
-        player = functools.partial(_scripted_replies, action_format=action_format)
+        player = functools.partial(_scripted_turns, action_format=action_format)
         games = (int(n) for n in np.random.default_rng([seed, 1]).integers(2**31, size=num_episodes))
         tokenizer = _tiny_tokenizer(game, task, player)
         chat = ChatTokens(tokenizer)
@@ -149,21 +149,34 @@ def _direction(down: int, right: int) -> str:
     return f"{vertical} {horizontal}".strip()
 
 
-def _scripted_replies(
+def _scripted_turns(
     game: gymnasium.Env, max_turns: int, seed: int, *, action_format: ActionFormat
-) -> Iterator[tuple[contract.Observation, str]]:
-    """Play one episode at random: each state, and a reply that says what is seen and does anything."""
+) -> Iterator[tuple[contract.Observation, Turn]]:
+    """Play one episode at random: each state, and a turn whose reply says what is seen and does anything."""
     generator = np.random.default_rng([seed, 2])
-    actions = contract.vocabulary_of(game)
-    text, info = game.reset(seed=seed)
+    state, done = contract.reset(game, seed), False
     for _ in range(max_turns):
-        action = actions[int(generator.integers(len(actions)))]
-        thinking = f"<think>{describe(info.get('facts', {}))}</think>" if action_format.require_thinking else ""
-        reply = f"{thinking}<{action_format.tag}>{action}</{action_format.tag}>"
-        yield contract.observe(text, info, type(game.unwrapped).__name__), reply
-        text, _, terminated, truncated, info = game.step(action)
-        if terminated or truncated:
+        if done:
             return
+        seen, reward, actions = state, 0.0, _random_actions(game, action_format.max_actions, generator)
+        reply = _reply(state.facts, actions, action_format)
+        for action in actions:
+            result = contract.step(game, action)
+            state, reward, done = result.observation, reward + result.reward, result.terminated or result.truncated
+            if done:
+                break
+        yield seen, Turn(show(seen), seen.anchor, [], [], reply, actions=actions, reward=reward)
+
+
+def _random_actions(game: gymnasium.Env, most: int, generator: np.random.Generator) -> list[str]:
+    vocabulary = contract.vocabulary_of(game)
+    number = int(generator.integers(1, most + 1)) if most > 1 else 1
+    return [vocabulary[int(generator.integers(len(vocabulary)))] for _ in range(number)]
+
+
+def _reply(facts: Facts, actions: list[str], action_format: ActionFormat) -> str:
+    thinking = f"<think>{describe(facts)}</think>" if action_format.require_thinking else ""
+    return f"{thinking}<{action_format.tag}>{f' {ACTION_SEPARATOR} '.join(actions)}</{action_format.tag}>"
 
 
 def _warm_start_rows(
@@ -171,16 +184,16 @@ def _warm_start_rows(
     chat: ChatTokens,
     task: TaskPrompt,
     context: ContextPolicy,
-    player: Callable[..., Iterator[tuple[contract.Observation, str]]],
+    player: Callable[..., Iterator[tuple[contract.Observation, Turn]]],
     max_turns: int,
     seed: int,
 ) -> list[dict[str, list[int]]]:
     """The rows of one scripted episode, laid out as in training."""
     turns: list[Turn] = []
-    for observation, reply in player(game, max_turns, seed):
-        prompt_ids = context.prompt_ids(chat, task, turns, observation)
-        completion_ids = chat.tokenizer(reply + END_OF_TURN, add_special_tokens=False)["input_ids"]
-        turns.append(Turn(show(observation), observation.anchor, prompt_ids, completion_ids, reply))
+    for observation, turn in player(game, max_turns, seed):
+        turn.prompt_ids = context.prompt_ids(chat, task, turns, observation)
+        turn.completion_ids = chat.tokenizer(turn.response + END_OF_TURN, add_special_tokens=False)["input_ids"]
+        turns.append(turn)
     return [
         {
             "input_ids": row.prompt_ids + row.completion_ids,
@@ -191,10 +204,12 @@ def _warm_start_rows(
 
 
 def _tiny_tokenizer(
-    game: gymnasium.Env, task: TaskPrompt, player: Callable[..., Iterator[tuple[contract.Observation, str]]]
+    game: gymnasium.Env, task: TaskPrompt, player: Callable[..., Iterator[tuple[contract.Observation, Turn]]]
 ) -> Qwen2Tokenizer:
     """A byte-level BPE of the game's own text, in which each fixed text of the prompt is one token."""
-    corpus = [f"user\n{show(state)}\nassistant\n{reply}" for n in range(200) for state, reply in player(game, 10, n)]
+    corpus = [
+        f"user\n{show(state)}\nassistant\n{turn.response}" for n in range(200) for state, turn in player(game, 10, n)
+    ]
     alphabet = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     # Qwen2's own class, since `AutoTokenizer` takes it for any Qwen2 model, and with it its way to split words.
     untrained = Qwen2Tokenizer(

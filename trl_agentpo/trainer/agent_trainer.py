@@ -498,9 +498,10 @@ class AgentGRPOTrainer(EnvironmentSeam):
                 self.log_values(name, [value])
         turns = [turn for episode in batch.episodes for turn in episode.turns]
         variety = response_variety([turn.response for turn in turns], [turn.thinking for turn in turns])
-        of_all = [local for local in gather_object([variety]) if local]
-        for name in of_all[0] if of_all else ():
-            self.log_values(name, [float(np.mean([local[name] for local in of_all]))])
+        of_all = gather_object([variety])
+        # A process whose turns hold no thinking says nothing about it.
+        for name in sorted({name for local in of_all for name in local}):
+            self.log_values(name, [float(np.mean([local[name] for local in of_all if name in local]))])
 
     def _successes(self, batch: "_Batch") -> NDArray[np.bool_]:
         """Whether each episode that is in the turn arrays succeeded."""
